@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Access control of the interfaces: bearer token, TLS with client certificates, and the allow list of client
+//! Access control of the feed's interfaces: bearer token, TLS with client certificates, and the allow list of client
 //! addresses.
 
 use std::{
@@ -28,15 +28,15 @@ use tracing::warn;
 
 use crate::core::snapshot::Version;
 
-/// Why the feed cannot use a token file, certificate file or key file.
+/// The reason why the feed cannot use a token file, certificate file or key file.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// The feed cannot read a file.
+    /// The feed cannot read or parse a file that an option names.
     #[error("read {}: {reason}; give --{option} a readable file", path.display())]
     Unreadable {
         /// The command-line option that names the file.
         option: &'static str,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the operating system or of the PEM parser.
         reason: String,
@@ -44,7 +44,7 @@ pub enum AccessError {
     /// The token file is empty.
     #[error("the file {} of --token-file is empty: write a token into it", .0.display())]
     EmptyToken(PathBuf),
-    /// rustls rejects the certificate and the key for a server.
+    /// rustls rejects the server's certificate with the server's key.
     #[error("use the certificate of --tls-cert with the key of --tls-key: {0}; give a matching pair")]
     Certificate(#[source] rustls::Error),
     /// rustls rejects the CA certificates of `--tls-client-ca`.
@@ -52,15 +52,16 @@ pub enum AccessError {
     ClientCa(String),
 }
 
-/// The digest of a bearer token. Digests are compared instead of tokens, so the time of a comparison reveals nothing
-/// about the token.
+/// The digest of a bearer token. The feed compares digests instead of tokens, so the duration of a comparison reveals
+/// nothing about the token.
 #[derive(Debug, Clone)]
 pub struct Token(Arc<Mutex<Followed>>);
 
 #[derive(Debug)]
 struct Followed {
     digest: Version,
-    /// The token file, the interval between two reads, and the time of the next read; `None` for a fixed token.
+    /// The path of the token file, the interval between two reads of the file, and the time of the next read; `None`
+    /// for a fixed token.
     file: Option<(PathBuf, Duration, Instant)>,
 }
 
@@ -69,7 +70,7 @@ impl Token {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read or is empty.
+    /// Returns an error if the file cannot be read or is empty.
     pub fn follow(path: &Path, interval: Duration) -> Result<Self, AccessError> {
         let file = Some((path.to_owned(), interval, Instant::now() + interval));
         Ok(Self(Arc::new(Mutex::new(Followed { digest: digest_of(path)?, file }))))
@@ -97,7 +98,7 @@ impl Token {
         followed.digest
     }
 
-    /// Passes requests with the valid token to the next handler, and refuses other requests.
+    /// Passes a request with the valid token to the next handler, and refuses a request without it.
     pub async fn check(State(token): State<Self>, request: Request, next: Next) -> Response {
         let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let sent = sent.and_then(|value| value.strip_prefix("Bearer ")).map(|sent| Version::of(sent.trim().as_bytes()));
@@ -127,17 +128,17 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// The file of the server's private key, in PEM format.
     pub key: PathBuf,
-    /// The file of the CA certificates that sign client certificates, in PEM format; with `None`, clients need no
+    /// The file of the CA certificates that sign client certificates, in PEM format; `None` if clients need no
     /// certificate.
     pub client_ca: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// Reads the certificate and key files.
+    /// Reads the certificate and key files, and builds the TLS configuration of the server.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or the certificate and the key do not match.
+    /// Returns an error if a file cannot be read, or if the certificate and the key do not match.
     pub fn load(&self) -> Result<Arc<ServerConfig>, AccessError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The main loop: applies changes of the cluster, and publishes a snapshot if its content has changed.
+//! The main loop of the feed: applies changes of the cluster, and publishes a snapshot if the snapshot's content has
+//! changed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,10 +20,10 @@ use crate::{
     status::Status,
 };
 
-/// The last snapshot; `None` until Pods, Services and Nodes have been listed.
+/// The receiver of the latest snapshot, which is `None` until Pods, Services and Nodes have been listed.
 pub type Published = watch::Receiver<Option<Arc<Snapshot>>>;
 
-/// The sender of snapshots.
+/// The sender that publishes snapshots to xDS, DNS and HTTP.
 pub type Publisher = watch::Sender<Option<Arc<Snapshot>>>;
 
 /// Applies changes and publishes snapshots until the sender of the changes is dropped.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Accepts connections to the HTTP and xDS interfaces, with or without TLS, by HTTP/1.1 and HTTP/2. The allow list and
-//! the connection limit are applied to each connection.
+//! Accepts connections to the HTTP and xDS interfaces, with or without TLS, by HTTP/1.1 and HTTP/2. Applies the allow
+//! list and the connection limit to each connection.
 
 use std::{
     collections::VecDeque,
@@ -29,33 +29,34 @@ use tracing::{debug, info, warn};
 
 use crate::{access, status::Status};
 
-/// The maximum number of connections to one interface. Further connections are closed immediately.
+/// The maximum number of connections to one interface. A connection in excess of this number is closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
-/// The maximum number of connections from clients outside the allow list, which can request only the probes. A further
-/// connection closes the oldest one, so that idle connections of other clients do not prevent the kubelet's probes.
+/// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
+/// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
+/// probes.
 pub const MOST_PROBES: usize = 64;
-/// The longest duration of a connection from outside the allow list.
+/// The longest duration of a connection from a client outside the allow list.
 const PROBE: Duration = Duration::from_secs(5);
-/// Timeout of the TLS handshake, and of receiving the header of a request.
+/// The timeout of the TLS handshake, and of the reception of a request's header.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Interval of HTTP/2 keepalive pings. A client that does not answer them is unreachable, and its connection is closed.
+/// The interval of HTTP/2 keepalive pings. The feed closes the connection of a client that does not answer the pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Maximum number of concurrent streams of one HTTP/2 connection.
+/// The maximum number of concurrent streams of one HTTP/2 connection.
 const STREAMS: u32 = 64;
-/// Maximum number of bytes that are buffered for the client of one HTTP/2 stream.
+/// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Pause after a failed `accept`, for example because the process has no free file descriptor.
+/// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The current TLS configuration; `None` without TLS.
+/// The receiver of the current TLS configuration; `None` if the feed serves without TLS.
 pub type Tls = Option<watch::Receiver<Arc<ServerConfig>>>;
 
-/// Binds a socket. On a machine without IPv6, the socket is bound to `0.0.0.0` instead of `[::]`, which is the default
-/// of the command line. `logged` limits the log about this to one line for all interfaces.
+/// Binds a socket. If the address is `[::]`, the default of the command line, and the machine has no IPv6, the socket
+/// is bound to `0.0.0.0`. `logged` limits the log about this fallback to one line for all interfaces.
 ///
 /// # Errors
 ///
-/// If the address cannot be bound.
+/// Returns an error if the address cannot be bound.
 pub async fn bind_with<T>(
     address: SocketAddr,
     logged: &Once,
@@ -72,7 +73,7 @@ pub async fn bind_with<T>(
     }
 }
 
-/// A listening socket.
+/// A listening TCP socket of one of the feed's interfaces.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -83,11 +84,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds the socket to an address. `interface` is the value of the metric label.
+    /// Binds the socket to an address. `interface` is the name of the interface in metric labels.
     ///
     /// # Errors
     ///
-    /// If the address is in use or not configured on this machine.
+    /// Returns an error if the address is in use or not configured on this machine.
     pub async fn bind(
         address: SocketAddr,
         interface: &'static str,
@@ -102,14 +103,14 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// If the kernel does not report the address.
+    /// Returns an error if the kernel does not report the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
     /// Serves connections until the future is dropped. Clients outside the allow list can request only the routes of
-    /// `probes`; without `probes`, their connections are closed. The allow list therefore need not contain the
-    /// kubelet's addresses.
+    /// `probes`; if `probes` is `None`, their connections are closed. So the allow list need not contain the kubelet's
+    /// addresses.
     #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));

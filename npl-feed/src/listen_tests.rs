@@ -40,7 +40,7 @@ async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>
     (listener.address().unwrap(), status, tokio::spawn(listener.serve(router, None)))
 }
 
-/// Requests `/`, and returns the answer, or an empty text if the server closes the connection without an answer.
+/// Requests `/`, and returns the answer; if the server closes the connection without an answer, returns an empty text.
 async fn get_root(address: SocketAddr) -> String {
     get(address, "/").await
 }
@@ -93,8 +93,8 @@ async fn only_allowed_clients_are_answered() {
     }
 }
 
-/// Other clients need the probes, because the kubelet probes the feed from an address that the allow list need not
-/// contain.
+/// Clients outside the allow list get the probes, because the kubelet probes the feed from an address that the allow
+/// list need not contain.
 #[tokio::test]
 async fn other_clients_get_the_probes_and_no_details() {
     let (publisher, published) = watch::channel(None);
@@ -151,8 +151,8 @@ async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again()
     task.abort();
 }
 
-/// The server reads no further request from a client that reads no answers, so the memory for the connection is
-/// bounded.
+/// If a client reads no answers, the server stops reading requests from this client, so the memory for the connection
+/// is bounded.
 #[tokio::test]
 async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_answered() {
     let body = || async { "x".repeat(100 * 1024) };
@@ -190,7 +190,7 @@ async fn xds_with(
     }
     let (address, _status, task) = listening(router, &[]).await;
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-    // The window is small: with the default size, the client would buffer dozens of responses.
+    // The HTTP/2 window is small, because the client would buffer dozens of responses with the default size.
     let channel = channel.initial_stream_window_size(64 * 1024).connect().await.unwrap();
     (AggregatedDiscoveryServiceClient::new(channel), publisher, task)
 }

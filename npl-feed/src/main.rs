@@ -16,15 +16,15 @@ use npl_agent::{
 };
 use npl_feed::{config::Config, run};
 
-/// The exit code for usage errors, which is the same as clap's exit code.
+/// The exit code after a usage error; clap uses the same exit code.
 const USAGE: u8 = 2;
 
-/// The default log filter, which silences two libraries: hickory would log each query at `info`, and kube would log
-/// every failed request, which the watches already log.
+/// The default log filter. The filter silences two libraries: hickory would log each DNS query at `info`, and kube
+/// would log every failed request, although the watches log failed requests already.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
 
 fn report(error: &anyhow::Error) {
-    // The error is ignored: a failed write to standard error cannot be reported anywhere else.
+    // The result is ignored, because a failed write to standard error cannot be reported.
     drop(writeln!(io::stderr(), "npl-feed: {error:#}"));
 }
 

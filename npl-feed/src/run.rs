@@ -31,16 +31,16 @@ use crate::{
     xds,
 };
 
-/// The maximum number of changes that are queued for the main loop.
+/// The maximum number of changes of the cluster that are queued for the main loop.
 const WAITING_CHANGES: usize = 64;
-/// Interval at which the token file and the TLS files are read again.
+/// The interval at which the token file and the TLS files are read again.
 const RELOAD: Duration = Duration::from_secs(30);
 
 /// Runs the feed until SIGTERM or SIGINT.
 ///
 /// # Errors
 ///
-/// If the feed cannot bind an address, cannot use a token or TLS file, or cannot use the kubeconfig.
+/// Returns an error if the feed cannot bind an address, or cannot use a token file, a TLS file or the kubeconfig.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let status = Arc::new(Status::default());
     let (publisher, published) = watch::channel(None);
@@ -63,11 +63,11 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Binds all addresses, and starts all interfaces.
+/// Binds all addresses, and starts the interfaces xDS, DNS and HTTP.
 ///
 /// # Errors
 ///
-/// If the feed cannot bind an address, or cannot use a token or TLS file.
+/// Returns an error if the feed cannot bind an address, or cannot use a token file or a TLS file.
 pub async fn serve(
     config: &Config,
     published: &Published,
@@ -123,7 +123,7 @@ fn guarded(router: Router, token: Option<Token>) -> Router {
     }
 }
 
-/// Reads the TLS files now and every 30 seconds, so that the feed uses renewed certificates.
+/// Reads the TLS files at the start and every 30 seconds, so that the feed uses renewed certificates.
 fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receiver<Arc<ServerConfig>>, AccessError> {
     let (sender, receiver) = watch::channel(files.load()?);
     tasks.spawn(async move {

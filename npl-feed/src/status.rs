@@ -51,10 +51,10 @@ struct InterfaceLabels {
     interface: &'static str,
 }
 
-/// Counters, gauges and the state of the watches.
+/// The counters and gauges of the feed, and the state of its watches.
 pub struct Status {
     registry: Registry,
-    /// The resources whose last list or watch failed.
+    /// The watched resources whose last list or watch request failed, each with the kind of failure.
     failing: Mutex<BTreeMap<WatchedResource, FailureKind>>,
     watch_errors: Family<ErrorLabels, Counter>,
     watch_failing: Family<SubjectLabels, Gauge>,
@@ -141,7 +141,7 @@ impl Status {
     ///
     /// # Errors
     ///
-    /// If a value cannot be formatted.
+    /// Returns an error if the value of a metric cannot be formatted.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
@@ -183,7 +183,7 @@ impl Status {
         self.xds_streams.inc_by(difference);
     }
 
-    /// Counts a refused connection.
+    /// Counts a refused connection to an interface.
     pub fn count_refused(&self, interface: &'static str) {
         self.refused.get_or_create(&InterfaceLabels { interface }).inc();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask bench`: repeats the measurements of docs/performance.md in one run.
+//! `cargo xtask bench`: measures the figures of docs/performance.md in one run.
 
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the limits of npl-ebpf/budget.toml on the instructions and the stack of each kernel program. A commit whose
-//! programs exceed a limit must raise the limit and state the reason.
+//! Checks the limits of npl-ebpf/budget.toml on the instructions and the stack of each kernel program. If a commit
+//! makes a program exceed a limit, the commit must raise the limit and state the reason.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,17 +10,17 @@ use anyhow::{Context as _, Result, bail};
 use crate::bytecode::Use;
 use crate::paths;
 
-/// The file with the limits.
+/// The file with the limits of all kernel programs.
 const FILE: &str = "npl-ebpf/budget.toml";
 
-/// The limits of one program.
+/// The limits of one kernel program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limit {
     instructions: u64,
     stack: u64,
 }
 
-/// Returns an error if a program exceeds its limits.
+/// Returns an error if a kernel program exceeds its limits.
 pub(crate) fn check(uses: &[Use]) -> Result<()> {
     let file = paths::root().join(FILE);
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -54,7 +54,7 @@ fn problems(uses: &[Use], limits: &BTreeMap<String, Limit>) -> Vec<String> {
     problems
 }
 
-/// Reads lines of `name = { instructions = 1, stack = 2 }`.
+/// Reads the limits from lines such as `name = { instructions = 1, stack = 2 }`.
 fn parse(text: &str) -> Result<BTreeMap<String, Limit>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(|line| limit(line).with_context(|| format!("read `{line}` in {FILE}"))).collect()

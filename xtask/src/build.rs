@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask build`: builds the agent as one static binary. The tests use the same cargo invocation.
+//! `cargo xtask build`: builds the agent as one static binary. For tests, xtask calls cargo in the same way.
 
 use std::env;
 use std::fs;
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use crate::build_ebpf::{self, Features};
 use crate::{paths, process};
 
-/// The name of the agent's trace build, and of its image's archive.
+/// The file name of the agent's trace build, and of the archive of its image.
 pub(crate) const TRACE_AGENT: &str = "npl-agent-trace";
 
 /// Arguments of `cargo xtask build`.
@@ -21,12 +21,12 @@ pub(crate) struct Options {
     features: Features,
 }
 
-/// Builds the agent.
+/// Builds the agent with the features of the command line.
 pub(crate) fn run(options: &Options) -> Result<()> {
     build_with(&options.features).map(drop)
 }
 
-/// Builds the kernel programs, and the agent that embeds them. Returns the agent's path.
+/// Builds the kernel programs, and the agent that embeds them. Returns the path of the agent.
 pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
     if !features.has_trace() {
         build_ebpf::build()?;
@@ -41,22 +41,22 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
 }
 
 /// Builds the agent with the kernel object that `build-ebpf` wrote. The same run of cargo builds the targets that the
-/// arguments `further` select. Returns the agent's path.
+/// arguments in `further` select. Returns the path of the agent.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
-    // The feed is built in the same run of cargo, so that dependencies have the same features as for the tests, and are
-    // compiled only once.
+    // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
+    // tests, and are compiled only once.
     let packages = ["--package", "npl-agent", "--bin", "npl-agent", "--package", "npl-feed", "--bin", "npl-feed"];
     process::run(cargo("build").args(packages).args(further))?;
     install("npl-agent")
 }
 
-/// Copies the built agent to `target/release/` under a name.
+/// Copies the built agent to `target/release/`, with `name` as the file name.
 fn install(name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
     let (built, agent) = (built_folder().join("npl-agent"), release.join(name));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
-    // The file is replaced by a rename, because a running agent may have the old file open.
+    // The file is replaced by a rename, because the replaced file may be the program of a running agent.
     let new = agent.with_extension("new");
     fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
     fs::rename(&new, &agent).with_context(|| format!("install {}", agent.display()))?;
@@ -65,14 +65,14 @@ fn install(name: &str) -> Result<PathBuf> {
     Ok(agent)
 }
 
-/// The directory of the binaries that [`cargo`] builds.
+/// The directory in which [`cargo`] puts the built binaries.
 pub(crate) fn built_folder() -> PathBuf {
     paths::target_dir().join(paths::agent_target()).join("release")
 }
 
-/// Cargo without the environment variables that describe xtask's own package. Build scripts depend on these variables.
-/// If they were set here, a developer's own run of cargo, without the variables, would run build scripts and compile
-/// their crates again.
+/// Returns a cargo command without the environment variables that describe xtask's own package. Build scripts depend on
+/// these variables. If the variables were set here, a developer's own run of cargo without them would run build scripts
+/// and compile the scripts' crates again.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = Command::new(paths::cargo());
     let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -82,12 +82,12 @@ pub(crate) fn plain_cargo() -> Command {
     command
 }
 
-/// Cargo for the agent and all tests, which use the same profile, target and flags, so that dependencies are compiled
-/// once.
+/// Returns a cargo command for the agent and all tests. Profile, target and flags are always the same, so that
+/// dependencies are compiled once.
 ///
-/// Binaries are static, so that they run in an empty container and in the initramfs of another kernel. The target is
-/// that of this machine, but is given explicitly, so that cargo does not apply the flags to build scripts and
-/// procedural macros.
+/// Binaries are static, so that they run in an empty container and in the initramfs of an emulated machine. The target
+/// is this machine's, but is given explicitly: otherwise, cargo would apply the flags to build scripts and procedural
+/// macros, too.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = plain_cargo();
     command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask build-ebpf`: compiles, links, strips and lists the kernel programs and checks them against their
-//! limits.
+//! `cargo xtask build-ebpf`: compiles, links, strips and lists the kernel programs, and checks the limits on their
+//! instructions and stack.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl Features {
     }
 }
 
-/// Builds every kernel object of npl-ebpf, or with the feature `trace` only the object of trace builds.
+/// Builds every kernel object of npl-ebpf. With the feature `trace`, builds only the object of trace builds.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.features.has_trace() { build_trace() } else { build() }.map(drop)
 }
@@ -57,7 +57,8 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(paths::bpf_object())
 }
 
-/// Builds the kernel object of trace builds and returns its path. The limits of the budget do not apply to this object.
+/// Builds the kernel object of trace builds and returns its path. The limits of npl-ebpf/budget.toml do not apply to
+/// this object.
 pub(crate) fn build_trace() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();
@@ -68,7 +69,7 @@ pub(crate) fn build_trace() -> Result<PathBuf> {
     Ok(object)
 }
 
-/// Lints the kernel programs for the BPF target, the only one that they compile for.
+/// Lints the kernel programs for the BPF target, because they compile for no other target.
 pub(crate) fn lint() -> Result<()> {
     let toolchain = ebpf::choose()?;
     for features in [[].as_slice(), &["--features", "trace"]] {
@@ -78,14 +79,15 @@ pub(crate) fn lint() -> Result<()> {
     Ok(())
 }
 
-/// Parts of the names of aya-log's maps and functions, and the map of packets to log.
+/// Names that only the object of a trace build contains: parts of the names of aya-log's maps and functions, and the
+/// map of packets to log.
 const LOG_NAMES: [&str; 3] = ["AYA_LOG", "aya_log", "npl_log_note"];
 
 fn target_dir() -> PathBuf {
     paths::target_dir().join("ebpf")
 }
 
-/// The names of the binaries in the manifest of npl-ebpf.
+/// Returns the names of the binaries in npl-ebpf's Cargo.toml. Each binary is one kernel object.
 fn object_names() -> Result<Vec<String>> {
     let manifest = paths::root().join("npl-ebpf").join("Cargo.toml");
     let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
@@ -104,8 +106,8 @@ fn binaries(manifest: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Strips one object, lists its programs, and copies the object to its place unless the content there is the same. An
-/// unchanged object keeps its modification time, so that cargo does not rebuild the agent.
+/// Strips one kernel object, lists its programs, and copies the object to its place in target/. If the content there is
+/// the same, the file is not written: it keeps its modification time, so that cargo does not rebuild the agent.
 fn install(linked: &Path, object: &Path) -> Result<()> {
     let stripped = linked.with_extension("stripped");
     fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
@@ -124,8 +126,8 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     fs::rename(&stripped, object).with_context(|| format!("install {}", object.display()))
 }
 
-/// Checks that the object of a trace build contains at least one of [`LOG_NAMES`], and that any other object contains
-/// none of them.
+/// Checks that the kernel object of a trace build contains at least one of [`LOG_NAMES`], and that a kernel object of a
+/// normal build contains none of them.
 fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     let found = LOG_NAMES.iter().filter(|name| object.windows(name.len()).any(|part| part == name.as_bytes()));
     match found.copied().collect::<Vec<_>>().as_slice() {
@@ -136,7 +138,8 @@ fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     }
 }
 
-/// Removes DWARF, which is unused at run time. BTF is kept, because the kernel and bpftool use it.
+/// Removes the DWARF sections, which are unused at run time. The BTF sections are kept, because the kernel and bpftool
+/// use them.
 fn strip(object: &Path) -> Result<()> {
     match process::find("llvm-strip") {
         Some(tool) => process::ask(Command::new(tool).arg("--strip-debug").arg(object)).map(drop),
@@ -144,7 +147,7 @@ fn strip(object: &Path) -> Result<()> {
     }
 }
 
-/// Prints the object's size, and the number of instructions and the stack size of each program.
+/// Prints the size of a kernel object, and the number of instructions and the stack size of each program in it.
 fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
     let uses = kernel_object::functions(bytes).and_then(|functions| bytecode::uses(&functions));
     let uses = uses.with_context(|| format!("read the programs of {}", object.display()))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The number of instructions and the stack size of kernel programs.
+//! Determines the number of instructions and the stack size of kernel programs from their bytecode.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,22 @@ use crate::kernel_object::{CALL, Function, INSTRUCTION};
 
 /// The number of the frame pointer register `r10`, which points to the highest address of a function's stack frame.
 const FRAME: u8 = 10;
-/// The name of the section with the functions that several programs call.
+/// The name of the ELF section with the functions that several programs call.
 const SHARED: &str = ".text";
-/// The kernel's maximum depth of nested calls.
+/// The maximum depth of nested calls that the kernel accepts.
 const MAX_DEPTH: usize = 8;
 
-/// The size and stack of a program, including the functions that it calls.
+/// The number of instructions and the stack size of a program, including the functions that it calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) name: String,
     pub(crate) section: String,
     pub(crate) instructions: u64,
-    /// Bytes of stack along the deepest chain of calls.
+    /// The bytes of stack that the chain of calls with the largest stack uses.
     pub(crate) stack: u64,
 }
 
-/// Returns the size and stack of each program of an object.
+/// Returns the number of instructions and the stack size of each program of a kernel object.
 pub(crate) fn uses(functions: &[Function]) -> Result<Vec<Use>> {
     functions
         .iter()
@@ -44,8 +44,8 @@ fn of_program(program: &Function, functions: &[Function]) -> Result<Use> {
     Ok(Use { name, section, instructions: u64::try_from(instructions)?, stack })
 }
 
-/// Returns the bytes of stack that a function and its deepest chain of calls use, and adds the offsets of the called
-/// functions to `called`.
+/// Returns the bytes of stack that a function and its calls use, along the chain of calls that uses most. Adds the
+/// offsets of the called functions to `called`.
 fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize>, depth: usize) -> Result<u64> {
     if depth > MAX_DEPTH {
         bail!("more than {MAX_DEPTH} calls are nested");
@@ -60,11 +60,11 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
     Ok(frame(&function.code) + deepest)
 }
 
-/// Returns the offsets of the functions that a function calls. The linker counts the distance from the call if the
-/// called function is in the same section, and otherwise from the beginning of the other section.
+/// Returns the offsets of the functions that a function calls. If the called function is in the same section as the
+/// call, the linker counts the distance from the call; otherwise from the beginning of the called function's section.
 fn calls(function: &Function) -> Vec<usize> {
-    /// The value of a call instruction's source register if the called function is part of the object. Other calls are
-    /// to helpers of the kernel.
+    /// The value of a call instruction's source register if the called function is part of the kernel object. A call
+    /// instruction with another value calls a helper of the kernel.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
     for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {
@@ -77,8 +77,9 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own stack frame: the largest distance from the frame pointer, rounded up to 32 bytes as older
-/// kernels do. Newer kernels round up to fewer bytes, so the sum over nested calls is an upper bound for all kernels.
+/// Returns the bytes of a function's own stack frame: the largest distance from the frame pointer, rounded up to a
+/// multiple of 32 bytes. Some kernels round so, and some round up to a multiple of fewer bytes, so the sum over nested
+/// calls is an upper bound for all kernels.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;
@@ -136,10 +137,10 @@ mod tests {
     #[test]
     fn called_functions_count_toward_a_program() {
         let functions = [
-            // This function calls `first` and `second`, by distances from the beginning of their section.
+            // `program` calls `first` and `second`, by distances from the beginning of the section `.text`.
             function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
             function("first", ".text", 0, &[STORE, EXIT]),
-            // This function calls `first`, by a distance from the call.
+            // `second` calls `first`, by a distance from the call.
             function("second", ".text", 16, &[ADDRESS[0], ADDRESS[1], call(-5), EXIT]),
             function("not_called", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
         ];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The user's cache directory. Tools and kernels that take minutes to build are built once per machine, not once per
-//! checkout.
+//! The directory `npl` in the user's cache. Tools and kernels that take minutes to build are built once per machine,
+//! not once per checkout.
 
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -20,11 +20,11 @@ pub(crate) const BUILD_DEADLINE: Duration = Duration::from_hours(1);
 /// How long a run waits for another run that builds the same directory; longer than a build may take.
 const LOCK_DEADLINE: Duration = BUILD_DEADLINE.saturating_add(Duration::from_mins(5));
 
-/// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, `make` creates its
-/// content.
+/// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, creates it and calls
+/// `make` to fill it.
 ///
-/// The directory is renamed to this path when it is complete, so that a killed run leaves no incomplete directory
-/// there.
+/// The directory gets this path by a rename when its content is complete, so that a killed run leaves no incomplete
+/// directory there.
 pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let finished = entry(name, made_from)?;
     if finished.is_dir() {
@@ -62,7 +62,8 @@ fn root() -> Result<PathBuf> {
     }
 }
 
-/// Locks the directory, after another run that builds it has ended. The kernel releases the lock of a killed run.
+/// Locks a cache directory. If another run of xtask builds it, waits until that run has ended. The kernel releases the
+/// lock of a killed run.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
     match file.try_lock() {
@@ -72,17 +73,15 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     }
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(file.lock().map(|()| file)));
-    match receiver.recv_timeout(LOCK_DEADLINE) {
-        Ok(locked) => locked.with_context(|| format!("lock {}", path.display())),
-        Err(_) => {
-            let waited = elapsed(LOCK_DEADLINE);
-            bail!("another xtask has been building {name} for {waited}: end that process and repeat this command")
-        }
-    }
+    let Ok(locked) = receiver.recv_timeout(LOCK_DEADLINE) else {
+        let waited = elapsed(LOCK_DEADLINE);
+        bail!("another xtask has been building {name} for {waited}: end that process and repeat this command")
+    };
+    locked.with_context(|| format!("lock {}", path.display()))
 }
 
-/// Returns the FNV-1a hash of all parts, which is sufficient to distinguish versions. The hash includes the length of
-/// each part, so that ("a", "b") and ("ab", "") have different hashes.
+/// Returns the FNV-1a hash of all parts, which is sufficient to distinguish versions of a cache directory. The hash
+/// includes the length of each part, so that ("a", "b") and ("ab", "") have different hashes.
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask check`: all checks that need no root. One run reports every failure.
+//! `cargo xtask check`: all checks that need no root privileges. One run reports every failure.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ pub(crate) struct Check {
     pub(crate) run: fn() -> Result<()>,
 }
 
-/// The static checks, cheap ones first.
+/// The checks that run no tests, the fastest ones first.
 pub(crate) const STATIC: [Check; 6] = [
     Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
     Check { name: "commit subjects", run: commits::check },
@@ -27,16 +27,16 @@ pub(crate) const STATIC: [Check; 6] = [
     Check { name: "documentation", run: documentation },
 ];
 
-/// Crates other than xtask whose unit tests need neither root nor kernel programs.
+/// The crates, except xtask, whose unit tests need neither root nor kernel programs.
 pub(crate) const UNPRIVILEGED: [&str; 6] =
     ["--package", "npl-common", "--package", "npl-agent", "--package", "npl-feed"];
 
-/// Runs every check, also after a failure.
+/// Runs every check, even if a check has failed.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let last = [
-        // This check is not in `STATIC`, whose checks `cargo xtask test` runs too, because the build of the agent there
-        // already checks the budget.
+        // The check of the budget is not in `STATIC`: `cargo xtask test` also runs the checks of `STATIC`, but checks
+        // the budget when it builds the agent.
         Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
         Check { name: "tests", run: tests },
     ];
@@ -81,7 +81,7 @@ fn tests() -> Result<()> {
     process::run(build::cargo("test").args(UNPRIVILEGED).args(["--lib", "--bins"]))
 }
 
-/// The unit tests of xtask, built with the profile of xtask.
+/// Returns the command for the unit tests of xtask, with the same cargo profile as xtask itself.
 pub(crate) fn own_tests() -> Command {
     cargo(&["test", "--package", "xtask"])
 }

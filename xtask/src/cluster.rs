@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask cluster`: runs a real Kubernetes of several Nodes on this machine.
+//! `cargo xtask cluster`: starts, stops and uses a Kubernetes cluster of several Nodes on this machine.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,11 +21,11 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds the missing programs, and replaces this process by npl-testkit's `npl-cluster`.
+/// Builds the programs that are missing, and replaces this process by npl-testkit's program `npl-cluster`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
     if !options.arguments.iter().any(|word| word == "up") {
-        // Commands for a running cluster compile `npl-cluster` only if it is missing.
+        // A command for a running cluster uses the `npl-cluster` that is built, and compiles it only if it is missing.
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }

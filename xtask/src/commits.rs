@@ -7,22 +7,23 @@ use anyhow::{Result, bail};
 
 use crate::{paths, process};
 
-/// The last commit before this rule. Subjects up to this commit may violate the rule.
+/// The last commit before this rule was introduced. The subjects of this commit and its ancestors may violate the rule.
 const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
 
-/// The last commit before this rule applied to merges.
+/// The last commit before this rule was extended to merges.
 const BEGINNING_OF_MERGES: &str = "0f0893ea5d2da1cec2e799367df47bfc65369c13";
 
-/// The number of commits that are checked, and of merges.
+/// The number of the latest commits, and of the latest merges, that are checked.
 const CHECKED: &str = "-50";
 
-/// The maximum length of a subject, in characters.
+/// The maximum length of a commit subject in characters.
 const LONGEST: usize = 72;
 
 const AREAS: [&str; 11] =
     ["common", "ebpf", "core", "agent", "feed", "testkit", "tests", "xtask", "deploy", "docs", "ci"];
 
-/// Checks the subjects of the last commits and of the last merges. Does nothing if git or the history is missing.
+/// Checks the subjects of the latest commits and of the latest merges. Does nothing if git or the repository's history
+/// is missing.
 pub(crate) fn check() -> Result<()> {
     let subjects = [("--no-merges", BEGINNING), ("--merges", BEGINNING_OF_MERGES)].map(|(kind, beginning)| {
         process::ask(git().args(["log", kind, "--format=%s", CHECKED, &format!("{beginning}..HEAD")]))

@@ -18,7 +18,7 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Arguments for cargo that select `npl-cluster`, the program that owns a cluster and that is the first process of each
+/// Arguments for cargo that select the program `npl-cluster`, which owns a cluster and is the first process of each
 /// Node.
 pub(crate) const FIRST_PROCESS: [&str; 2] = ["--bin", "npl-cluster"];
 
@@ -29,7 +29,7 @@ pub(crate) struct Parts {
     kubernetes: Kubernetes,
 }
 
-/// The first stage of the build, in which the build of Kubernetes, which takes longest, has been started.
+/// The first stage of the build: the build of Kubernetes, which takes longest, has been started.
 #[derive(Debug)]
 pub(crate) struct Preparation {
     has_nodes: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Preparation {
 }
 
 /// The second stage of the build: the agent is built, and the build of Kubernetes may still be running. Tests are
-/// compiled at this stage, because Go's linker runs at the same time and does not use all processors.
+/// compiled in this stage: Go's linker, which runs at the same time, does not use all processors.
 #[derive(Debug)]
 pub(crate) struct AgentBuilt {
     agent: PathBuf,
@@ -56,7 +56,7 @@ impl Preparation {
         Ok(Self { has_nodes: extent.contains(&Component::Nodes), kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Installs missing packages, and builds the agent and the targets that the further arguments for cargo select.
+    /// Installs missing packages, and builds the agent and the targets that the cargo arguments in `further` select.
     pub(crate) fn build_agent(self, further: &[&str]) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
         if self.has_nodes {
@@ -80,7 +80,7 @@ impl AgentBuilt {
 }
 
 impl Parts {
-    /// Builds all parts, and a program of npl-testkit that the arguments for cargo select.
+    /// Builds all parts, and the program of npl-testkit that the cargo arguments in `program` select.
     pub(crate) fn make_for(program: &[&str], extent: Extent) -> Result<Self> {
         let has_nodes = extent.contains(&Component::Nodes);
         let mut further = [&["--package", "npl-testkit"], program].concat();
@@ -92,7 +92,7 @@ impl Parts {
         agent_built.finish()
     }
 
-    /// Passes the paths of the parts to a program of npl-testkit.
+    /// Passes the paths of all parts to a program of npl-testkit, as environment variables.
     pub(crate) fn pass_to(&self, command: &mut Command) {
         let Kubernetes { control_plane, components } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
@@ -101,27 +101,27 @@ impl Parts {
         command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));
     }
 
-    /// The files that an agent and an API server on another machine need, a part of the files whose paths
-    /// [`Self::pass_to`] passes.
+    /// Returns the files that an agent and an API server on another machine need. [`Self::pass_to`] passes the paths of
+    /// these files, among others.
     pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
         [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
     }
 
-    /// The files that a real cluster with a bridge network on another machine needs, a part of the files whose paths
-    /// [`Self::pass_to`] passes.
+    /// Returns the files that a real cluster with a bridge network on another machine needs. [`Self::pass_to`] passes
+    /// the paths of these files, among others.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, components } = &self.kubernetes;
         [control_plane].into_iter().chain(components.get(&Component::Nodes)).cloned().chain(image::archives())
     }
 }
 
-/// Passes to a program of npl-testkit the paths of the kernel objects that npl-testkit loads.
+/// Passes the paths of the kernel objects that npl-testkit loads to a program of npl-testkit.
 pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
     command.env("NPL_TRACE_OBJECT", paths::trace_object());
 }
 
-/// Builds the missing programs, and replaces this process by the demo.
+/// Builds the programs that are missing, and replaces this process by the demo.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
     let extent = is_real.then_some(Component::Nodes).into_iter().collect();

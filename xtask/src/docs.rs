@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask docs`: writes docs/reference/. Tests of the agent and the feed compare the pages with the code. This
-//! command runs these tests in a mode in which they write the pages instead.
+//! command runs these tests in a mode in which the tests write the pages.
 
 use anyhow::Result;
 
@@ -10,10 +10,10 @@ use crate::{build, build_ebpf, chart, process};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {}
 
-/// Renders the pages.
+/// Renders the pages of docs/reference/.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     chart::write_values_page()?;
-    // The kernel object is built first, because a test compares its maps with those of the reference.
+    // The kernel object is built first, because a test compares the object's maps with the maps in the reference.
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");
     let mut command = build::cargo("test");

@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::setup::{self, Need};
 use crate::{paths, process};
 
-/// A compiler, and a linker that reads its bitcode.
+/// A Rust compiler, and a BPF linker that reads the compiler's bitcode.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
     compiler: Compiler,
@@ -33,7 +33,7 @@ struct Compiler {
 
 #[derive(Debug)]
 enum Linker {
-    /// The developer's installation.
+    /// The linker that the developer has installed.
     OnPath(PathBuf),
     /// The linker that xtask has built into the cache, which loads the compiler's libLLVM.
     Cached(PathBuf),
@@ -41,8 +41,8 @@ enum Linker {
 
 const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
 
-/// Chooses the developer's nightly toolchain if it is complete, and Debian's compiler otherwise, which is installed if
-/// necessary.
+/// Chooses the developer's nightly toolchain if it is complete; otherwise chooses Debian's compiler, and installs it if
+/// it is missing.
 pub(crate) fn choose() -> Result<Toolchain> {
     if let Some(toolchain) = first_complete()? {
         return Ok(toolchain);
@@ -71,13 +71,13 @@ fn first_complete() -> Result<Option<Toolchain>> {
     Ok(None)
 }
 
-/// The nightly toolchain of rustup.
+/// Returns the compiler of rustup's nightly toolchain.
 fn nightly() -> Option<Compiler> {
     let rustc = process::ask(Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"])).ok()?;
     Compiler::inspect(Path::new(rustc.trim()))
 }
 
-/// The distribution's compiler: Debian calls the newest one `rustc-web`.
+/// Returns the compiler of the Linux distribution. Debian's package with the newest compiler is called `rustc-web`.
 fn system() -> Option<Compiler> {
     Compiler::inspect(Path::new(SYSTEM_RUSTC))
 }
@@ -94,8 +94,8 @@ fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
     Ok(None)
 }
 
-/// Returns the newest LLVM version whose bitcode a bpf-linker reads. bpf-linker does not print this version, so it is
-/// derived from the version of bpf-linker.
+/// Returns the newest LLVM version whose bitcode this bpf-linker reads. bpf-linker does not print the LLVM version, so
+/// this function derives it from the version of bpf-linker.
 fn newest_llvm_of(linker: &Path) -> Option<u32> {
     let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
     let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
@@ -119,7 +119,7 @@ impl Compiler {
         self.sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file()
     }
 
-    /// Folders that may contain this compiler's libLLVM.
+    /// Returns the folders that contain this compiler's libLLVM.
     fn library_folders(&self) -> Vec<PathBuf> {
         let library = self.sysroot.join("lib");
         let folders = [library.join(format!("{ARCH}-linux-gnu")), library];
@@ -131,7 +131,7 @@ impl Compiler {
     }
 }
 
-/// Returns the libLLVM of a major version in a folder.
+/// Returns the path of the libLLVM with this major version in a folder.
 fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
     let wanted = format!("libLLVM.so.{major}");
     let is_wanted =
@@ -172,7 +172,8 @@ impl Toolchain {
         self.configure(Command::new(self.own_cargo()), subcommand, target_dir)
     }
 
-    /// `cargo clippy` for this compiler, because the clippy on the search path belongs to another compiler.
+    /// Returns the command `cargo clippy` for this compiler. The clippy in the search path cannot be used, because it
+    /// may belong to a different compiler.
     pub(crate) fn clippy(&self, target_dir: &Path) -> Result<Command> {
         let clippy = self.compiler.sysroot.join("bin").join("cargo-clippy");
         if !clippy.is_file() && self.compiler.is_system() && setup::can_install() {
@@ -203,8 +204,8 @@ impl Toolchain {
             .env("RUSTFLAGS", self.flags()?)
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         if !self.compiler.release.contains("nightly") {
-            // This variable permits unstable features of cargo and rustc. xtask uses only one of them, the build of the
-            // core library.
+            // RUSTC_BOOTSTRAP permits all unstable features of cargo and rustc. xtask uses only one of these features,
+            // the build of the core library.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
         command.current_dir(paths::root());
@@ -215,8 +216,8 @@ impl Toolchain {
         Ok(command)
     }
 
-    /// The compiler flags. These flags replace paths by short names, so that the same source is compiled to the same
-    /// bytes in every checkout.
+    /// Returns the compiler flags. The flags replace paths by short names, so that the same source is compiled to the
+    /// same bytes in every checkout.
     fn flags(&self) -> Result<String> {
         let (Linker::OnPath(linker) | Linker::Cached(linker)) = &self.linker;
         let mut flags = vec![
@@ -247,7 +248,8 @@ mod tests {
 
     use super::{folder_of_llvm, llvm_in};
 
-    /// The folder of the compiler's libLLVM may contain another one, if a newer clang is installed.
+    /// If a clang with a newer LLVM than the compiler's is installed, the folder of the compiler's libLLVM also
+    /// contains clang's libLLVM.
     #[test]
     fn bpf_linker_finds_only_the_libllvm_of_the_compiler() {
         let folder = std::env::temp_dir().join(format!("npl-xtask-llvm-{}", std::process::id()));

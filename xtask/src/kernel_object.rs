@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The functions of a kernel object: their names, sections and code.
+//! Reads the functions of a kernel object: their names, sections and code.
 
 use anyhow::{Context as _, Result};
 use object::read::elf::{ElfFile64, ElfSection64, ElfSymbol64};
@@ -9,10 +9,10 @@ use object::{
 
 /// The size of a BPF instruction in bytes.
 pub(crate) const INSTRUCTION: usize = 8;
-/// The operation code of a call.
+/// The operation code of BPF's call instruction.
 pub(crate) const CALL: u8 = 0x85;
 
-/// A program or subprogram of a kernel object.
+/// A program of a kernel object, or a function that programs call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
@@ -27,7 +27,7 @@ type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 
 /// Returns the functions of a 64-bit little-endian ELF file, sorted by name.
 ///
-/// Also resolves calls of global functions, which the linker leaves to the loader.
+/// Also resolves calls of global functions, because the linker leaves their relocation to the loader.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {
     let file = ElfFile64::<LittleEndian>::parse(file).context("read it as a 64-bit little-endian ELF file")?;
     let mut functions = Vec::new();
@@ -58,8 +58,8 @@ fn function(file: &ElfFile64<'_, LittleEndian>, section: &Section<'_>, symbol: &
         let Some(start) = usize::try_from(at)?.checked_sub(offset) else { continue };
         let Some(call) = code.get_mut(start..).and_then(|it| it.get_mut(..INSTRUCTION)) else { continue };
         if callee.kind() == SymbolKind::Text && call[0] == CALL {
-            // The linker counts the distance from the call if the function is in the same section, and otherwise from
-            // the beginning of the other section.
+            // If the called function is in the same section as the call, the linker counts the distance from the call;
+            // otherwise from the beginning of the called function's section.
             let from = if callee.section_index() == Some(section.index()) { i64::try_from(at)? } else { 0 };
             let distance = (i64::try_from(callee.address())? - from) / i64::try_from(INSTRUCTION)? - 1;
             call[4..].copy_from_slice(&i32::try_from(distance)?.to_le_bytes());
@@ -128,7 +128,7 @@ mod tests {
         for (name, distance) in [("caller", -4_i32), ("program", 1)] {
             assert_eq!(found(name).code[12..16], distance.to_le_bytes(), "{name}");
         }
-        // A relocation in the code of another function must not affect this function.
+        // A relocation in the code of one function must not affect another function: here, `callee`.
         assert_eq!(found("callee").code, [EXIT, EXIT].concat());
     }
 

@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result};
 
 use crate::{build, paths, process};
 
-/// A file with a list of the objects that existed before the tests.
+/// A file that lists the namespaces, devices and similar objects that existed before the tests.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     before: PathBuf,
 }
 
 impl Leftovers {
-    /// Lists the objects that exist.
+    /// Writes the list of the objects that exist now.
     pub(crate) fn look() -> Result<Self> {
         let before = paths::target_dir().join("residue-before-tests.txt");
         let list = process::ask(&mut residue())?;
@@ -25,7 +25,7 @@ impl Leftovers {
         Ok(Self { before })
     }
 
-    /// Fails if objects exist that are not in the list.
+    /// Fails if objects exist now that are not in the list.
     pub(crate) fn check(&self) -> Result<()> {
         process::run(residue().arg("--nothing-beyond").arg(&self.before))
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask`: all tasks of a developer, one file per command.
 //!
-//! On a fresh machine, xtask is compiled before all other crates. For this reason, xtask depends on few crates, and on
-//! no other crate of the workspace: xtask runs the programs of those crates instead.
+//! On a fresh machine, xtask is compiled before all other crates of the workspace. For this reason, xtask depends on
+//! few crates, and on none of the workspace: where xtask needs their code, it runs their programs.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]

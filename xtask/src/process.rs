@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs other programs. Each command is printed before it runs, so that a developer can repeat it by hand.
+//! Runs the programs that xtask needs. Each command is printed before it runs, so that a developer can repeat the
+//! command by hand.
 //!
 //! Messages go to standard error, because another program may parse the results on standard output.
 
@@ -16,20 +17,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-/// The number of output lines that are printed if a quiet program fails.
+/// The maximum number of output lines that are printed if a program that runs quietly fails.
 const SHOWN_LINES: usize = 40;
 
-/// Prints one line about the next action and its purpose.
+/// Prints one line about the action that xtask begins, and about the purpose of the action.
 pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Prints a detail of the last message.
+/// Prints a detail of the action that [`say`] has announced.
 pub(crate) fn detail(text: &str) {
     eprintln!("    {text}");
 }
 
-/// Formats a time as seconds with a tenth, or as minutes and seconds.
+/// Formats a duration as seconds with one decimal place; from one minute on, as minutes and seconds.
 pub(crate) fn elapsed(time: Duration) -> String {
     let seconds = time.as_secs();
     if seconds < 60 {
@@ -55,9 +56,9 @@ pub(crate) fn become_program(command: &mut Command) -> Result<()> {
     become_program_quietly(command)
 }
 
-/// Does the same as [`become_program`], but does not print the command.
+/// Replaces xtask by the program as [`become_program`] does, but does not print the command.
 pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
-    // If `exec` returns, it has failed.
+    // `exec` returns only if it has failed.
     Err(command.exec()).with_context(|| cannot_start(command))
 }
 
@@ -75,7 +76,7 @@ pub(crate) fn run_quietly(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program without printing anything and returns its output.
+/// Runs a program without printing the command or the output, and returns the output.
 pub(crate) fn ask(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| cannot_start(command))?;
     if !output.status.success() {
@@ -86,8 +87,8 @@ pub(crate) fn ask(command: &mut Command) -> Result<String> {
 
 /// Runs a program, passes each line that it prints to `watch`, and kills it at the deadline.
 ///
-/// `watch` is also called without a line, several times a second. If `watch` returns an error, the program is killed
-/// too.
+/// `watch` is also called without a line, several times a second. If `watch` returns an error, this function kills the
+/// program before the deadline.
 pub(crate) fn stream(
     mut command: Command,
     deadline: Duration,
@@ -98,8 +99,7 @@ pub(crate) fn stream(
     let (reader, writer) = std::io::pipe().context("create a pipe")?;
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| cannot_start(&command))?;
-    // Drop the command, which would otherwise keep its write ends of the pipe open, so that the reader never receives
-    // end-of-file.
+    // The command holds write ends of the pipe. If it were not dropped, the reader would never receive end-of-file.
     drop(command);
     let lines = lines_of(reader);
     let watched = loop {
@@ -132,7 +132,7 @@ pub(crate) fn show(command: &Command) {
     detail(&format!("$ {}", line(command)));
 }
 
-/// Finds a program in the search path or in the directories for administrators.
+/// Finds a program in the search path or in the directories for administrators' programs (`sbin`).
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -141,7 +141,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| is_executable(candidate))
 }
 
-/// Returns an error that names the command unless the program succeeded.
+/// If the program has failed, returns an error that names the command.
 pub(crate) fn check(command: &Command, status: ExitStatus) -> Result<()> {
     if status.success() {
         return Ok(());
@@ -169,7 +169,7 @@ fn lines_of(reader: PipeReader) -> Receiver<String> {
     receiver
 }
 
-/// Waits for the end of a program that has closed its output. If `watched` is an error, the program is killed first.
+/// Waits for the end of a program whose output is closed. If `watched` is an error, kills the program before.
 fn finish(child: &mut Child, watched: Result<()>) -> Result<ExitStatus> {
     if watched.is_err() {
         child.kill().context("kill the program")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The test binaries that cargo built, in the order in which they are run.
+//! Compiles and lists test binaries, and sorts them in the order in which xtask runs them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,34 +10,35 @@ use serde_json::Value;
 
 use crate::process;
 
-/// The tests of the trace build, which need its kernel object.
+/// The name of the tests of the trace build, which need the kernel object of trace builds.
 pub(crate) const TRACE: &str = "trace";
 
-/// The tests of npl-feed with real load balancers.
+/// The name of the tests of npl-feed with real load balancers.
 pub(crate) const BALANCERS: &str = "balancers";
 
-/// A compiled set of tests.
+/// A program that cargo has compiled from tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestBinary {
-    /// The name of the crate for unit tests, such as `npl-agent`; the name of the integration test otherwise, such as
+    /// For unit tests, the name of the crate, such as `npl-agent`; for integration tests, the name of the test, such as
     /// `kernel`.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) executable: PathBuf,
-    /// The working directory, as cargo sets it.
+    /// The working directory that cargo sets for the test binary.
     folder: PathBuf,
 }
 
-/// The kind of a test binary, which determines its requirements. The kinds are sorted by the time that the tests take,
-/// the shortest first.
+/// The kind of a test binary, which determines what the tests need. The kinds are sorted by the time that their tests
+/// take, the shortest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Unit tests beside the code; they have no requirements.
+    /// Unit tests in the crate's own source files. They need neither root privileges nor a program besides their
+    /// binary.
     Unit,
-    /// Tests that need root, for network namespaces or for the kernel programs of the trace build, or that need
-    /// programs of load balancers.
+    /// Tests that need root (for network namespaces, or for the kernel programs of the trace build) or programs of load
+    /// balancers.
     TestKit,
-    /// Tests that need root and the kernel programs; these tests also run under emulated kernels.
+    /// Tests that need root and the kernel programs. The same tests also run under kernels on emulated machines.
     Kernel,
     /// Tests that need Helm and a real API server.
     Chart,
@@ -48,27 +49,30 @@ pub(crate) enum Kind {
 }
 
 impl TestBinary {
-    /// Returns a command that runs the tests.
+    /// Returns a command that runs the tests of this binary.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder);
         command
     }
 
-    /// Whether a test with `filter` in its name runs; ignored tests run only on emulated machines.
+    /// Whether the binary has a test with `filter` in its name that runs on this machine. Ignored tests do not count:
+    /// they run only on emulated machines.
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
-        // The harness of the real cluster is not asked for ignored tests: it has none, and no option `--ignored`.
+        // The harness of the real cluster's tests is not asked for ignored tests: it has no option `--ignored`, and no
+        // ignored tests.
         if self.kind != Kind::RealCluster {
             ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
         }
         Ok(listed(self.command().args(["--list", filter]))?.difference(&ignored).next().is_some())
     }
 
-    /// Reads a line of cargo's messages; returns `None` if the line does not describe a test binary.
+    /// Parses a line of cargo's JSON messages; returns `None` if the line does not describe a test binary.
     fn from_message(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
-        // The profile decides, not the target: the target's field `test` is true for every program that has tests.
+        // The field `test` of the profile decides: the field `test` of the target is true for every program that has
+        // tests.
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }
@@ -90,13 +94,13 @@ impl TestBinary {
     }
 }
 
-/// Returns the tests that a command lists, in lines like `module::name: test`.
+/// Returns the names of the tests that a command lists in lines such as `module::name: test`.
 pub(crate) fn listed(list: &mut Command) -> Result<BTreeSet<String>> {
     let output = process::ask(list)?;
     Ok(output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Compiles tests without running them.
+/// Compiles tests without running them, and returns the test binaries.
 pub(crate) fn compile(cargo_test: &mut Command) -> Result<Vec<TestBinary>> {
     cargo_test.args(["--no-run", "--message-format=json-render-diagnostics"]);
     process::show(cargo_test);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. Also compares several
-//! replicas of the feed, for `kubectl npl members`.
+//! The members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. Also compares the
+//! members that several replicas of the feed serve, for `kubectl npl members`.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The members of all ports of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceMembers {
-    /// The digest of the content, equal on all replicas.
+    /// The digest of the Service's members. Replicas that serve the same members have the same digest.
     pub version: String,
-    /// The Service ports.
+    /// The ports of the Service, each with its members.
     pub ports: Vec<PortMembers>,
 }
 
@@ -29,11 +29,11 @@ pub struct PortMembers {
     pub name: Option<String>,
     /// The protocol in lower case.
     pub protocol: String,
-    /// The digest of the port's content.
+    /// The digest of the port's members.
     pub version: String,
     /// The names under which load balancers find the port.
     pub names: Names,
-    /// The members.
+    /// The members of the port.
     pub members: Vec<Member>,
 }
 
@@ -46,16 +46,16 @@ pub struct Names {
     /// The name of the SRV records; `None` if the feed does not serve DNS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<String>,
-    /// The path of the members.
+    /// The path of the port's members in the feed's HTTP interface.
     pub http: String,
 }
 
-/// One port of one Pod.
+/// One port of one Pod, as a load balancer reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// The address of the Node.
     pub address: IpAddr,
-    /// The node port.
+    /// The node port of the Pod port.
     pub port: u16,
     /// The name of the Pod.
     pub pod: String,
@@ -65,14 +65,15 @@ pub struct Member {
     pub zone: String,
     /// Whether load balancers send new requests to the member.
     pub ready: bool,
-    /// Whether the member only completes requests in progress.
+    /// Whether the member gets no new requests, and only completes requests in progress.
     pub draining: bool,
-    /// The weight relative to other members.
+    /// The weight of the member, relative to the weights of the same port's members.
     pub weight: u16,
 }
 
 impl ServiceMembers {
-    /// Keeps only the ports with this name. If no port has this name, keeps the ports with this number.
+    /// Returns the Service with only those ports that have this name. If no port has this name, returns the Service
+    /// with the ports that have this number.
     #[must_use]
     pub fn of_port(mut self, port: &str) -> Self {
         let has_name = |it: &PortMembers| it.name.as_deref() == Some(port);
@@ -86,7 +87,7 @@ impl ServiceMembers {
 }
 
 impl PortMembers {
-    /// The name and the number of the port.
+    /// The name and the number of the port, as a title of a table.
     pub fn title(&self) -> String {
         self.name.as_deref().map_or_else(|| self.port.to_string(), |name| format!("{name} ({})", self.port))
     }
@@ -103,10 +104,10 @@ impl Member {
     }
 }
 
-/// The answer of a replica of the feed.
+/// What one replica of the feed answered to a request for a Service's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplicaAnswer {
-    /// The Service's members.
+    /// The replica serves these members of the Service.
     Members(ServiceMembers),
     /// The replica does not serve the requested Service.
     Unknown,
@@ -114,7 +115,7 @@ pub enum ReplicaAnswer {
     Failed(String),
 }
 
-/// Whether all replicas that answered serve the same members. The versions are digests of the content and are compared.
+/// Whether all replicas that answered serve the same members. Compares the versions, which are digests of the members.
 pub fn agree<'a, I: IntoIterator<Item = &'a ReplicaAnswer>>(answers: I) -> bool {
     let versions: BTreeSet<Option<&str>> = answers
         .into_iter()

@@ -13,10 +13,10 @@
 //! ```
 //!
 //! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
-//! released. Every mapping that an annotation names exists, with three exceptions. The exceptions are Pods that have
-//! finished, Pods that have lost their address, and Pods whose address another Pod claims with precedence. The mapping
-//! of such a Pod would lead to another Pod. So the agent removes the mapping in the pass that withdraws the annotation,
-//! without waiting for the API server's answer.
+//! released. Every mapping that an annotation names exists, with three exceptions: Pods that have finished, Pods that
+//! have lost their address, and Pods whose address another Pod claims with precedence. A mapping of one of these Pods
+//! could lead to another Pod. So the agent removes the mapping in the pass that withdraws the annotation, without
+//! waiting for the API server's answer.
 //!
 //! A mapping's allowed sources are written to the kernel before the mapping is restricted. An allowed source is removed
 //! from the kernel only after the restriction has ended, or when no Service's list contains the source any more.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-/// The device that Cilium creates on every Node.
+/// The name of a network device that Cilium creates on every Node.
 pub const CILIUM_HOST: &str = "cilium_host";
 
 /// The role of recognized software in the Node's network.
@@ -19,7 +19,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The key of the role's doctor check, and the role's name in the documentation.
+    /// The key of the doctor check for this role, and the name of the role in the documentation.
     pub const fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Cni => ("cni", "CNI"),
@@ -29,7 +29,7 @@ impl Role {
     }
 }
 
-/// A name of a device, table or chain by which the doctor recognizes software on the Node.
+/// The name of a device, nftables table or chain by which NPL recognizes software on the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
     /// A device whose name begins with this prefix.
@@ -47,7 +47,7 @@ pub enum Tested {
     InTests,
     /// The software itself was run with NPL once, in a manual test.
     ByHand,
-    /// The tests imitate the software's rules, marks and routes.
+    /// The software did not run in tests; tests imitate its rules, marks and routes.
     Imitated,
     /// The software was not tested.
     No,
@@ -65,26 +65,27 @@ impl Tested {
     }
 }
 
-/// Software that NPL recognizes.
+/// Networking software that NPL recognizes on a Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     /// The role of the software.
     pub role: Role,
     /// The name of the software.
     pub name: &'static str,
-    /// The names that identify the software; one of them on the Node is sufficient.
+    /// The names that identify the software; one of these names on the Node is sufficient.
     pub names: &'static [Name],
     /// How the software was tested with NPL.
     pub tested: Tested,
-    /// The software's effect on node ports, for operators.
+    /// The text for operators about the software's effect on node ports.
     pub with_npl: &'static str,
-    /// Whether the software is a policy engine that filters in netfilter, so that redirected packets bypass its rules.
+    /// Whether the software is a policy engine whose rules are in netfilter, so that redirected packets bypass the
+    /// rules.
     pub is_bypassed_by_redirect: bool,
 }
 
-/// The text about a CNI that needs no settings for NPL.
+/// The text about a CNI with which NPL works without special settings.
 const NOTHING_TO_SET: &str = "works without settings";
-/// The effect of a policy engine whose chains first accept packets of established connections.
+/// The text about a policy engine whose chains accept packets of established connections before they check policies.
 const KEEPS_OPEN_CONNECTIONS: &str = "its policies apply with `stack` and `offload` to new connections; open \
                                       connections continue after a change of a policy, as they do without NPL";
 const AS_NETFILTER: &str = "its policies apply with `stack` and `offload`";
@@ -190,13 +191,13 @@ pub struct RuleNames {
     pub chains: BTreeSet<String>,
 }
 
-/// The chain name prefixes in [`NETWORKS`].
+/// The prefixes of chain names by which [`NETWORKS`] identifies software.
 pub fn chain_prefixes() -> impl Iterator<Item = &'static str> {
     let names = NETWORKS.iter().flat_map(|network| network.names);
     names.filter_map(|name| if let Name::Chain(prefix) = name { Some(*prefix) } else { None })
 }
 
-/// The software that is recognized by the names of these devices, tables and chains.
+/// Returns the software that is recognized by the names of these devices, tables and chains.
 pub fn recognize(devices: &[&str], rules: &RuleNames) -> impl Iterator<Item = &'static Network> {
     let is_present = |name: &Name| match name {
         Name::Device(prefix) => devices.iter().any(|device| device.starts_with(prefix)),
@@ -206,7 +207,7 @@ pub fn recognize(devices: &[&str], rules: &RuleNames) -> impl Iterator<Item = &'
     NETWORKS.iter().filter(move |network| network.names.iter().any(is_present))
 }
 
-/// The recognized policy engines whose rules redirected packets bypass.
+/// Returns the names of the recognized policy engines whose rules redirected packets bypass.
 pub fn bypassed_engines(rules: &RuleNames) -> BTreeSet<&'static str> {
     let found = recognize(&[], rules).filter(|network| network.is_bypassed_by_redirect);
     found.map(|network| network.name).collect()

@@ -1,48 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The operations. Mappings, allowed sources, reservations and Pods are changed only by operations, and only the
-//! executor executes operations.
+//! The operations by which the agent changes mappings, allowed sources, reservations and Pods. Only the executor
+//! executes operations.
 
 use std::collections::BTreeSet;
 
 use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRange};
 
-/// One operation. Every operation is idempotent.
+/// One operation that a pass plans. Every operation is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Bind a socket to the node port, so that no other process can use the port.
     Reserve(Frontend, RecentTraffic),
-    /// Add these sources to the allowed sources of the mapping. The allowed sources take effect only if the mapping is
+    /// Add these sources to the allowed sources of the mapping. The added sources take effect only if the mapping is
     /// restricted.
     AllowSources(Frontend, BTreeSet<SourceRange>),
-    /// Write the mapping; replaces the frontend's earlier mapping atomically.
+    /// Write the mapping. If the frontend has a mapping, the new one replaces it atomically.
     UpsertMapping(Frontend, Backend),
-    /// Patch the Pod's status.
+    /// Patch the Pod's annotation or readiness condition.
     WritePod {
-        /// The Pod.
+        /// The Pod whose status is patched.
         pod: PodKey,
         /// The Pod's uid; a Pod of the same name with another uid is not patched.
         uid: PodUid,
-        /// The change of the Pod.
+        /// The change of the Pod's annotation or condition.
         value: PodWrite,
     },
     /// Delete the mapping and the connection tracking entries of its endpoint.
     RemoveMapping(Frontend),
     /// Remove these sources from the allowed sources of the mapping.
     ForgetSources(Frontend, BTreeSet<SourceRange>),
-    /// Close the node port's socket.
+    /// Close the socket that reserves the node port.
     Release(Frontend),
 }
 
-/// Whether to reserve a port that recently received packets without having a mapping: see [`npl_common::unmapped`].
+/// Whether to reserve a node port that received packets recently while it had no mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
-    /// Reserve the port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
+    /// Reserve the node port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
     Tolerated,
-    /// Because of the traffic, do not reserve the port. The Pod gets another port.
+    /// Do not reserve the node port if it received packets recently. The Pod then gets another port.
     Refused,
 }
 
-/// A change of a Pod's annotation, or of the condition that its readiness gate waits for.
+/// A change of a Pod's annotation, or of the Pod condition that the readiness gate waits for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodWrite {
     /// Set the annotation to this value.
@@ -54,19 +54,19 @@ pub enum PodWrite {
     OpenGate(GateReason),
 }
 
-/// Why the readiness gate of a Pod opens; the reason of the condition.
+/// The reason why the readiness gate of a Pod opens, which is also the `reason` of the Pod's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GateReason {
     /// All node ports of the Pod are published.
     Published,
     /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published. An Event states why the other node ports are not published.
+    /// Some of the requested node ports are published. For each of the rest, an Event states why it is not published.
     PartlyPublished,
 }
 
 impl GateReason {
-    /// The reason of the condition.
+    /// The text in the condition's field `reason`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Published => "Published",
@@ -75,7 +75,7 @@ impl GateReason {
         }
     }
 
-    /// The message of the condition.
+    /// The text in the condition's field `message`.
     pub const fn message(self) -> &'static str {
         match self {
             Self::Published => "all node ports of the Pod are published in its annotation",
@@ -91,32 +91,34 @@ impl GateReason {
     }
 }
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// For [`Op::Reserve`]: another process uses the port. The Pod gets another port.
+    /// For [`Op::Reserve`]: another process uses the node port. The Pod gets another node port.
     PortTaken,
     /// For [`RecentTraffic::Refused`]: clients of the Pod that had the port before still send packets to the port. The
     /// Pod gets another port, if another port is free.
     RecentTraffic {
-        /// The time at which the port counts as unused if no more packets arrive.
+        /// The time from which the port counts as unused if no more packets arrive.
         until: Moment,
     },
-    /// For [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed.
+    /// For [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed from the
+    /// map, or at the time `at`.
     NoRoom {
-        /// The latest time of the retry.
+        /// The time of the retry if no sources are removed before.
         at: Moment,
     },
-    /// Another failure; a retry may succeed.
+    /// A failure of any operation for which a retry may succeed.
     Retry {
-        /// The earliest time of the retry.
+        /// The earliest time at which the operation is retried.
         at: Moment,
     },
-    /// For [`Op::WritePod`]: the Pod does not exist. The watch will report its deletion.
+    /// For [`Op::WritePod`]: the Pod does not exist. The watch will report the Pod's deletion.
     Gone,
 }
 
-/// The key of an operation's retry delay: the operation's kind and object, without the new value.
+/// The key under which the retry delay of an operation is stored: the operation's kind and object, without the new
+/// value.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RetryKey {
     Reserve(Frontend),
@@ -129,9 +131,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of the operation in a pass. With this order, the agent can stop at any point of a pass. At each
-    /// point, every mapping that an annotation names exists in the datapath, and every mapping has its reservation and
-    /// its allowed sources.
+    /// The position of this kind of operation in a pass. Because of this order, the agent can stop after any operation.
+    /// Every mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
+    /// ARCHITECTURE.md), and every mapping has its reservation and its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sections of the documents to which messages refer. A test checks that each section exists.
+//! The sections of the documents to which NPL's messages refer. A test checks that each section exists.
 
 macro_rules! pages {
     ($( $(#[doc = $doc:literal])+ $name:ident = $page:literal; )+) => {
         $( $(#[doc = $doc])+ pub const $name: &str = $page; )+
 
-        /// All sections to which messages refer.
+        /// All document sections to which NPL's messages refer.
         pub const ALL: &[&str] = &[ $( $name, )+ ];
     };
 }
@@ -25,7 +25,7 @@ pages! {
     EVENTS = "docs/troubleshoot.md#events";
     /// The section about the doctor's checks.
     DOCTOR = "docs/troubleshoot.md#doctor-checks";
-    /// The section about programs of other software that run ahead of NPL's.
+    /// The section about programs of other software that run ahead of NPL's programs.
     PROGRAM_AHEAD = "docs/troubleshoot.md#a-program-runs-ahead-of-npls";
     /// The section about metrics that signal trouble, such as failures of the API server.
     SIGNALS = "docs/troubleshoot.md#metrics-that-signal-trouble";

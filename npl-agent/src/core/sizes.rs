@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
-//! other maps have a constant size. In some of these other maps, the programs select a slot by a hash with a constant
-//! mask. In the rest, the agent writes entries up to a documented limit.
+//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. The
+//! maps except these have a constant size. In some of the maps of constant size, the programs select a slot by a hash
+//! with a constant mask. Into the remaining maps of constant size, the agent writes entries up to a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -10,23 +10,25 @@ use npl_common::{
     names::{MAP_FLOW_V4, MAP_FLOW_V6, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6},
 };
 
-/// Free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). Other CPUs cannot
-/// use these elements, so the kernel may evict entries although some of these elements are free.
+/// The number of free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). A
+/// CPU cannot use the elements that are reserved for another CPU, so the kernel may evict entries although some
+/// elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// The bytes of the machine's memory per flow of an IP family, from which the default size of the flow tables follows.
+/// The bytes of the machine's memory for each flow of an IP family. The default size of the flow tables follows from
+/// this number.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
-/// The smallest and the largest default number of flows.
+/// The smallest and the largest number of flows that the agent chooses by default.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
-/// The smallest and the largest value of `--max-flows`.
+/// The smallest and the largest number that `--max-flows` accepts.
 const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
-/// The number of flows per entry of the socket reverse NAT map, because only connections of local clients need such an
-/// entry.
+/// The number of flows for which the socket reverse NAT map gets one entry: only connections of local clients need an
+/// entry there.
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
-/// The smallest number of socket reverse NAT entries.
+/// The minimum number of entries of the socket reverse NAT map.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
 /// The memory limit of the agent's container in the Helm chart.
 pub const CONTAINER_LIMIT: u64 = 384 << 20;
-/// The part of the container's memory that the agent and its programs use without maps.
+/// The memory in bytes that the agent and its programs need in the container, without the maps.
 pub const AGENT_MEMORY: u64 = 64 << 20;
 
 /// The size in bytes of the kernel's `struct htab_elem` without key and value.
@@ -34,22 +36,22 @@ const ELEMENT_HEADER: u64 = 48;
 /// The size in bytes of the kernel's `struct bucket`.
 const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
-/// Bytes of a page.
+/// The size of a memory page in bytes.
 const PAGE: u64 = 4096;
-/// The number of pages that a ring buffer has in addition to its data.
+/// The number of pages that a ring buffer needs for its positions, besides the pages of its data.
 const RING_BUFFER_PAGES: u64 = 3;
 
-/// The number of flows for which the flow table of each IP family has room: `--max-flows`.
+/// The value of `--max-flows`: the number of flows for which the flow table of each IP family has room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
-    /// The number depends on the memory of the machine.
+    /// The number of flows follows from the memory and the CPUs of the machine.
     #[default]
     Auto,
-    /// This number of flows.
+    /// The operator has set this number of flows.
     Flows(u32),
 }
 
-/// The text is neither `auto` nor a number within the limits.
+/// The error that a text is neither `auto` nor a number within the limits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a number of flows: give auto or a number from {least} to {most}, for example 131072",
@@ -84,7 +86,7 @@ impl fmt::Display for MaxFlows {
 pub struct Machine {
     /// The number of CPUs for which the kernel has reserved per-CPU memory, including CPUs that are not present.
     pub possible_cpus: u32,
-    /// Memory, bytes.
+    /// The memory of the machine in bytes.
     pub memory: u64,
 }
 
@@ -99,9 +101,9 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]. This
-    /// is the largest number for which the machine has about 32 KiB of memory per flow, and all maps fit into the
-    /// chart's container.
+    /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the
+    /// largest for which the machine has about 32 KiB of memory per flow, and for which all maps fit into the memory
+    /// limit of the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
         if let MaxFlows::Flows(flows) = max_flows {
@@ -110,8 +112,8 @@ impl TableSizes {
         let by_memory = memory / MEMORY_PER_FLOW;
         let [least, most] = DEFAULT_FLOWS;
         let is_possible = |flows: &u32| {
-            // Three quarters of that memory are sufficient, because the kernel reports a few percent less memory than
-            // the machine has.
+            // Three quarters of `MEMORY_PER_FLOW` are sufficient, because the kernel reports a few percent less memory
+            // than the machine has.
             u64::from(*flows) * 3 / 4 <= by_memory
                 && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
         };
@@ -123,8 +125,8 @@ impl TableSizes {
         Self { flows, socket_rnat: (flows / FLOWS_PER_LOCAL_CLIENT).max(LEAST_SOCKET_RNAT), possible_cpus }
     }
 
-    /// The `max_entries` with which a map is created: the stated number plus the elements that the kernel reserves for
-    /// each CPU. `None` for a map of constant size.
+    /// Returns the `max_entries` with which the agent creates a map: the number of entries in this struct plus the
+    /// elements that the kernel reserves for each CPU. `None` for a map of constant size.
     pub fn max_entries(&self, map: &str) -> Option<u32> {
         let stated = match map {
             MAP_FLOW_V4 | MAP_FLOW_V6 => self.flows,
@@ -134,8 +136,9 @@ impl TableSizes {
         Some(stated.saturating_add(kept_aside(self.possible_cpus)))
     }
 
-    /// An upper bound in bytes of the memory that the kernel allocates for all maps on this machine. Ranges of allowed
-    /// sources are not included, because the kernel allocates memory for a range when the agent writes the range.
+    /// Returns an upper bound, in bytes, of the memory that the kernel allocates for all maps on this machine. The
+    /// bound does not include ranges of allowed sources: the kernel allocates memory for a range when the agent writes
+    /// it.
     pub fn memory(&self) -> u64 {
         let of_map = |map: &Map| {
             let sizes = map.names.iter().enumerate().map(|(position, name)| {
@@ -162,24 +165,24 @@ const fn kept_aside(possible_cpus: u32) -> u32 {
     FREE_PER_CPU.saturating_mul(possible_cpus)
 }
 
-/// The memory in bytes of one map. An entry of the catalog may describe several maps; `position` is the position of the
-/// map's name in the entry.
+/// Returns the memory of one map in bytes. `map` is an element of the map catalog, which may describe several maps;
+/// `position` is the position of the map's name in this element.
 pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -> u64 {
     let size = |content: npl_common::catalog::Content| (content.size(position) as u64).next_multiple_of(8);
     let (entries, cpus) = (u64::from(entries), u64::from(possible_cpus));
-    // The kernel rounds the number of buckets of a hash table up to a power of two. If the creator lacks CAP_PERFMON,
-    // the kernel also rounds the number of elements of an array.
+    // The kernel rounds the number of buckets of a hash table up to a power of two. If the process that creates an
+    // array map lacks CAP_PERFMON, the kernel also rounds the array's number of elements up.
     let rounded = entries.next_power_of_two();
     let element = ELEMENT_HEADER + size(map.key) + size(map.value);
     match map.kind {
         MapKind::Array => rounded * size(map.value),
         MapKind::PerCpuArray => rounded * POINTER + entries * cpus * size(map.value),
-        // The kernel allocates one additional element per CPU, for updates of a full map.
+        // The kernel allocates one more element per CPU than `entries`, for updates of a full map.
         MapKind::Hash => (entries + cpus) * element + rounded * BUCKET,
         MapKind::LruHash => entries * element + rounded * BUCKET,
         MapKind::LpmTrie => 0,
         MapKind::ProgramArray => rounded * POINTER,
-        // The kernel maps the data twice, and has three pages for the positions.
+        // For a ring buffer, the kernel maps the pages of the data twice, and needs three pages for the positions.
         MapKind::RingBuffer => {
             entries + RING_BUFFER_PAGES * PAGE + (RING_BUFFER_PAGES + 2 * entries.div_ceil(PAGE)) * POINTER
         }
@@ -236,7 +239,8 @@ mod tests {
         assert_eq!(sized, [262_400, 262_400, 33_024, 33_024]);
     }
 
-    /// The chart's memory request and limit, which the agent's manifest also contains.
+    /// Reads the container's memory request and limit from the chart's values; `deploy/npl.yaml` is rendered from these
+    /// values.
     #[test]
     fn default_maps_and_the_agent_fit_into_the_containers_request_and_limit() {
         let values = include_str!("../../../deploy/chart/npl/values.yaml");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the manifest grants only read access to the API server, and that its variables match the command line.
+//! Tests that the feed's manifest grants only read access to the API server, and that the manifest's environment
+//! variables match the command line.
 
 use std::fs;
 
@@ -45,7 +46,7 @@ fn the_pod_has_no_privilege() {
     assert_eq!(container["image"], concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION")));
 }
 
-/// Tests that the chart's defaults equal the defaults of the command line.
+/// Tests that each environment variable in the manifest has the default value of its command-line flag.
 #[test]
 fn each_variable_has_the_default_of_its_flag() {
     let pod = object("Deployment")["spec"]["template"]["spec"].clone();

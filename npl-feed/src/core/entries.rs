@@ -19,25 +19,25 @@ use npl_agent::core::{
 
 use super::model::{Node, Pod};
 
-/// Why the feed does not serve an entry of an annotation.
+/// The reason why the feed does not serve an entry of an annotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LeftOut {
     /// The entry, or the whole annotation, does not have the documented format.
     Malformed,
     /// The Pod is not scheduled, or its Node is not in the API server's list.
     UnknownNode,
-    /// The address does not belong to the Pod's Node.
+    /// The address in the entry does not belong to the Pod's Node.
     ForeignAddress,
-    /// The node port is outside `--port-range` and is not a host port of the Pod.
+    /// The node port in the entry is outside `--port-range` and is not a host port of the Pod.
     PortOutOfRange,
-    /// The Pod is on the host network, and the node port is not the Pod's port.
+    /// The Pod is on the host network, and the node port in the entry is not the Pod's port.
     OtherPodPort,
     /// Another Pod, whose [`Claim`] takes precedence, publishes the same address, node port and protocol.
     Contested,
 }
 
 impl LeftOut {
-    /// All reasons, in the order of the metrics.
+    /// All reasons, in the order in which the metrics list them.
     pub const ALL: [Self; 6] = [
         Self::Malformed,
         Self::UnknownNode,
@@ -47,7 +47,7 @@ impl LeftOut {
         Self::Contested,
     ];
 
-    /// Returns the reason's name, for metric labels and log lines.
+    /// Returns the name of the reason in metric labels and log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -113,8 +113,8 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
 }
 
 /// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
-/// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client.
-/// Otherwise, the older Pod has the lower claim.
+/// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client. If
+/// the writers do not decide, the older Pod has the lower claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,
@@ -129,8 +129,8 @@ impl Claim {
     }
 }
 
-/// The claims to each target; the claim that takes precedence is first. The claims are in a `Vec`, because nearly all
-/// targets have only one claim, and a `BTreeSet` would allocate memory for eleven.
+/// By target: all claims, beginning with the claim that takes precedence. The claims are in a `Vec`, because nearly all
+/// targets have only one claim, and a `BTreeSet` would allocate memory for eleven claims.
 #[derive(Debug, Clone, Default)]
 pub struct Claims(BTreeMap<Target, Vec<Claim>>);
 
@@ -153,7 +153,7 @@ impl Claims {
         }
     }
 
-    /// Returns whether the Pod's claim to the target takes precedence over all others.
+    /// Returns whether the Pod's claim to the target takes precedence over all claims of other Pods.
     pub fn is_held_by(&self, target: &Target, pod: &PodKey) -> bool {
         self.0.get(target).and_then(|claims| claims.first()).is_some_and(|best| best.pod == *pod)
     }
@@ -169,19 +169,19 @@ impl Claims {
     }
 }
 
-/// An entry that the agent has withdrawn. During `--drain`, its mapping still translates packets.
+/// An annotation entry that the agent has withdrawn. During `--drain`, the entry's mapping still translates packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withdrawn {
-    /// The former entry.
+    /// The entry that the annotation contained.
     pub entry: Entry,
     /// The end of the drain, in milliseconds of the monotonic clock.
     pub until: u64,
 }
 
-/// A Pod with the entries that the feed serves.
+/// A Pod with the annotation entries that the feed serves.
 #[derive(Debug, Clone)]
 pub struct Served {
-    /// The Pod.
+    /// The Pod, as the API server has it.
     pub pod: Pod,
     /// The name and zone of the Pod's Node; empty if the Node is unknown.
     pub place: (Arc<str>, Arc<str>),
@@ -189,7 +189,8 @@ pub struct Served {
     pub entries: Vec<Entry>,
     /// The withdrawn entries that are draining.
     pub withdrawn: Vec<Withdrawn>,
-    /// The number of left-out entries by reason, except entries that are left out because of another Pod's claim.
+    /// The number of left-out entries by reason. Entries that are left out because of another Pod's claim are not
+    /// counted here.
     pub left_out: BTreeMap<LeftOut, usize>,
 }
 

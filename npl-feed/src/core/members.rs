@@ -15,8 +15,8 @@ use super::{
     snapshot::{Condition, Group, Member, PortKey, Snapshot, WEIGHT},
 };
 
-/// Computes the members of all Service ports from all objects of a cluster. In this snapshot, only members of Pods that
-/// are being deleted are draining: only [`super::state::State`] knows entries that were withdrawn earlier.
+/// Computes the members of all Service ports from all objects of a cluster. In the result, a member is draining only if
+/// its Pod is being deleted: entries that were withdrawn before are known only to [`super::state::State`].
 pub fn members(pods: &[Pod], services: &[Service], nodes: &[Node], range: PortRange) -> Snapshot {
     let nodes: BTreeMap<&str, &Node> = nodes.iter().map(|node| (node.object.name.as_str(), node)).collect();
     let served = pods.iter().map(|pod| {

@@ -2,8 +2,8 @@
 //! Pure decisions: the members of each Service port, from Pods, Services and Nodes.
 //!
 //! The core does no I/O, reads no clock and writes no log. The same objects lead to the same [`snapshot::Snapshot`]
-//! with the same version, regardless of the order in which they arrive. Therefore, all replicas serve the same
-//! versions, and an unchanged snapshot is never sent again.
+//! with the same version, regardless of the order in which the objects arrive. Therefore, all replicas serve the same
+//! versions, and an unchanged snapshot is not sent again.
 
 pub mod entries;
 pub mod members;

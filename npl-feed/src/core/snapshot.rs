@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The snapshot that the interfaces serve: the members of each Service port. The version of a snapshot is the digest of
-//! its content.
+//! The snapshot that xDS, DNS and HTTP serve: the members of each Service port. The version of a snapshot is the digest
+//! of its content.
 
 use std::{
     collections::BTreeMap,
@@ -12,13 +12,13 @@ use std::{
 use npl_agent::core::model::{ObjectKey, Protocol, ServiceKey};
 use ring::digest;
 
-/// The version of a snapshot or group: the first 16 bytes of the SHA-256 of its content, displayed as 32 hexadecimal
+/// The version of a snapshot or group: the first 16 bytes of the SHA-256 of the content, displayed as 32 hexadecimal
 /// digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Version(u128);
 
 impl Version {
-    /// Computes the version of serialized content.
+    /// Computes the version from the serialized content.
     pub fn of(content: &[u8]) -> Self {
         let digest = digest::digest(&digest::SHA256, content);
         let bytes = digest.as_ref().first_chunk::<16>().copied().unwrap_or_default();
@@ -43,7 +43,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Identifies a Service port.
+/// The key of a Service port: Service, number and protocol.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey {
     /// The namespace and name of the Service.
@@ -57,17 +57,17 @@ pub struct PortKey {
 /// Whether load balancers may send requests to a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Condition {
-    /// The Pod is ready.
+    /// The Pod is ready: load balancers may send new requests to the member.
     Ready,
-    /// The Pod is not ready.
+    /// The Pod is not ready: load balancers should send no requests to the member.
     NotReady,
-    /// The Pod is being deleted, or its annotation was withdrawn. The member answers requests in progress; load
-    /// balancers should send new requests to other members.
+    /// The Pod is being deleted, or the annotation entry was withdrawn. The member answers requests in progress; load
+    /// balancers should send it no new requests.
     Draining,
 }
 
 impl Condition {
-    /// Returns the condition's name, as the interfaces show it in their answers.
+    /// Returns the name of the condition in the answers of the feed's interfaces.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -83,7 +83,7 @@ impl Condition {
 pub struct Member {
     /// The address of the Node.
     pub address: IpAddr,
-    /// The node port, in host order.
+    /// The node port, in host byte order.
     pub port: u16,
     /// The name of the Pod.
     pub pod: Arc<str>,
@@ -93,28 +93,28 @@ pub struct Member {
     pub zone: Arc<str>,
     /// Whether load balancers may send requests to the member.
     pub condition: Condition,
-    /// The weight for load balancing, relative to other members.
+    /// The weight of the member for load balancing, relative to the weights of the same port's members.
     pub weight: u16,
 }
 
-/// The weight of every member: Pods of one Service are equal.
+/// The weight of every member: all Pods of a Service get the same share of requests.
 pub const WEIGHT: u16 = 1;
 
 /// The members of one Service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// The Service port.
+    /// The key of the Service port.
     pub key: PortKey,
     /// The name of the Service port; `None` if the port has no name.
     pub name: Option<Arc<str>>,
     /// The members, sorted by address and port.
     pub members: Vec<Member>,
-    /// The digest of the group's fields.
+    /// The digest of the group's key, name and members.
     pub version: Version,
 }
 
 impl Group {
-    /// Sorts the members and computes the version.
+    /// Creates a group: sorts the members and computes the version.
     pub fn new(key: PortKey, name: Option<Arc<str>>, mut members: Vec<Member>) -> Self {
         members.sort_unstable();
         members.dedup();
@@ -122,7 +122,8 @@ impl Group {
         let mut content =
             format!("{}\n{}\n{}\n{}\n", key.service, key.number, key.protocol, name.as_deref().unwrap_or(""));
         for Member { address, port, pod, node, zone, condition, weight } in &members {
-            // Line feeds separate the fields unambiguously, because Kubernetes names contain no line feed.
+            // The serialized fields end in line feeds. The serialization is unambiguous, because Kubernetes names
+            // contain no line feed.
             let condition = condition.as_str();
             let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
@@ -134,7 +135,7 @@ impl Group {
         self.name.as_deref().map_or_else(|| self.key.number.to_string(), str::to_owned)
     }
 
-    /// Returns the ready members; only to these, load balancers may send new requests.
+    /// Returns the ready members. Load balancers may send new requests only to ready members.
     pub fn ready(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| member.condition == Condition::Ready)
     }
@@ -171,13 +172,15 @@ impl Snapshot {
         self.groups.range(first..).take_while(move |(key, _)| key.service == service).map(|(_, group)| group)
     }
 
-    /// Returns the group of the Service port with this name or, if there is none, with this number; a name may consist
-    /// of digits. If ports of several protocols have the number, TCP takes precedence over UDP and SCTP.
+    /// Returns the group of the Service port with this name, which may consist of digits. If no port has this name,
+    /// returns the group of the port with this number. If ports of several protocols have the number, TCP takes
+    /// precedence over UDP and SCTP.
     pub fn port(&self, namespace: &str, service: &str, port: &str) -> Option<&Arc<Group>> {
         named_or_numbered(self.service(namespace, service), port)
     }
 
-    /// Returns the group of the Service port of this protocol with this name or, if there is none, with this number.
+    /// Returns the group of the Service port with this protocol and name. If no port has this name, returns the group
+    /// of the port with this protocol and number.
     pub fn port_of(&self, namespace: &str, service: &str, protocol: Protocol, port: &str) -> Option<&Arc<Group>> {
         let groups = self.service(namespace, service);
         named_or_numbered(groups.filter(|group| group.key.protocol == protocol), port)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the cluster and its member groups. After a change, only the groups of affected Services are recomputed.
+//! The known objects of the cluster, and the member groups of its Services. After a change, only the groups of affected
+//! Services are recomputed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,24 +17,24 @@ use super::{
     snapshot::{Group, PortKey, Snapshot},
 };
 
-/// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the memory if the entries of an
-/// annotation change continuously.
+/// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the feed's memory if the entries
+/// of an annotation change continuously.
 const MOST_WITHDRAWN: usize = 64;
 
-/// Reports that the left-out entries of a Pod have changed.
+/// The message that the left-out entries of a Pod have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The Pod.
+    /// The Pod with the annotation.
     pub pod: PodKey,
     /// The number of left-out entries by reason; empty if the feed now serves all entries.
     pub left_out: BTreeMap<LeftOut, usize>,
 }
 
-/// The known Kubernetes objects, and the groups computed from them.
+/// The known Kubernetes objects, and the member groups that result from them.
 #[derive(Debug)]
 pub struct State {
     range: PortRange,
-    /// How long the member of a withdrawn entry drains, in milliseconds.
+    /// The time in milliseconds for which the member of a withdrawn entry drains.
     drain: u64,
     /// The known Pods. The values are boxed to save memory: each node of a `BTreeMap` has room for eleven values, and
     /// may be half empty.
@@ -41,7 +42,7 @@ pub struct State {
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,
     claims: Claims,
-    /// The Pods with withdrawn entries.
+    /// The Pods that have withdrawn entries.
     draining: BTreeSet<PodKey>,
     groups: BTreeMap<PortKey, Arc<Group>>,
     /// The Services whose groups must be recomputed.
@@ -53,7 +54,7 @@ pub struct State {
 }
 
 impl State {
-    /// Creates an empty state. `drain` is in milliseconds.
+    /// Creates the state of a cluster without objects. `drain` is in milliseconds.
     pub fn new(range: PortRange, drain: u64) -> Self {
         Self {
             range,
@@ -76,7 +77,7 @@ impl State {
         matches!(self.listed, (true, true, true))
     }
 
-    /// Applies a change. `now` is the time of the monotonic clock, in milliseconds.
+    /// Applies a change of the cluster. `now` is the time of the monotonic clock, in milliseconds.
     pub fn apply(&mut self, change: Change, now: u64) {
         match change {
             Change::Pods(pods) => {
@@ -131,7 +132,7 @@ impl State {
         self.pods.len()
     }
 
-    /// Returns when the next drain ends, in milliseconds of the monotonic clock.
+    /// Returns the time at which the next drain of an entry ends, in milliseconds of the monotonic clock.
     pub fn next_end(&self) -> Option<u64> {
         let draining = self.draining.iter().filter_map(|key| self.pods.get(key));
         draining.flat_map(|served| &served.withdrawn).map(|withdrawn| withdrawn.until).min()
@@ -144,8 +145,8 @@ impl State {
         }
     }
 
-    /// Recomputes the affected groups, and returns the snapshot; `None` if its content has not changed since the last
-    /// call.
+    /// Recomputes the groups that changes have affected, and returns the snapshot; `None` if the snapshot's content has
+    /// not changed since the last call.
     pub fn refresh(&mut self) -> Option<Snapshot> {
         let mut has_changed = false;
         for key in mem::take(&mut self.dirty) {
@@ -154,7 +155,7 @@ impl State {
         has_changed.then(|| Snapshot::new(self.groups.clone()))
     }
 
-    /// Returns a snapshot of the last computed groups, without recomputing them.
+    /// Returns a snapshot of the groups as they were computed last, without recomputing them.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(self.groups.clone())
     }
@@ -218,9 +219,9 @@ impl State {
         self.attach_pod(served);
     }
 
-    /// Withdraws all entries of a Pod that a list lacks. The Pod may be deleted, or its agent may have withdrawn the
-    /// annotation, because a list contains only Pods with the annotation. In the second case, the mappings still
-    /// translate packets during `--drain`, so the entries drain.
+    /// Withdraws all entries of a Pod that is not in a new list of Pods. A list contains only Pods with the annotation,
+    /// so the Pod may be deleted, or its agent may have withdrawn the annotation. After a withdrawal, the mappings
+    /// still translate packets during `--drain`, so the entries drain.
     fn withdraw(&mut self, key: &PodKey, now: u64) {
         let Some(served) = self.pods.get(key) else { return };
         let mut pod = served.pod.clone();
@@ -241,7 +242,7 @@ impl State {
         for entry in &served.entries {
             self.claims.add(target(entry), Claim::of(&served.pod));
         }
-        // If another Pod claims the target of a draining entry, the feed no longer serves the draining entry.
+        // If a Pod claims the target of another Pod's draining entry, the feed no longer serves the draining entry.
         let claimed: BTreeSet<Target> = served.entries.iter().map(target).collect();
         for other in self.draining.clone() {
             self.keep_withdrawn(&other, |withdrawn| !claimed.contains(&target(&withdrawn.entry)));
@@ -253,8 +254,8 @@ impl State {
         self.touch_pod(&key);
     }
 
-    /// Removes a Pod from all indexes, and marks the affected Services. Returns the Pod with only those entries that
-    /// the feed served.
+    /// Removes a Pod from all indexes, and marks the affected Services for recomputation. Returns the Pod, reduced to
+    /// the entries that the feed served.
     fn detach_pod(&mut self, key: &PodKey) -> Option<Served> {
         self.touch_pod(key);
         self.draining.remove(key);
@@ -268,7 +269,7 @@ impl State {
         Some(*served)
     }
 
-    /// Removes the withdrawn entries of a Pod that `keep` rejects, even before their drain is over.
+    /// Removes those withdrawn entries of a Pod that `keep` rejects, even before the end of their drain.
     fn keep_withdrawn(&mut self, key: &PodKey, keep: impl Fn(&Withdrawn) -> bool) {
         let Some(served) = self.pods.get_mut(key) else { return };
         let before = served.withdrawn.len();
@@ -286,7 +287,7 @@ impl State {
         }
     }
 
-    /// Marks the Services that select this Pod or another Pod with a claim to one of this Pod's targets.
+    /// Marks the Services for recomputation that select this Pod, or a Pod that claims one of this Pod's targets.
     fn touch_pod(&mut self, key: &PodKey) {
         self.refused.insert(key.clone());
         let Some(served) = self.pods.get(key) else { return };
@@ -371,7 +372,7 @@ impl State {
     }
 }
 
-/// Returns whether two versions of a Pod are equal in all fields that the groups depend on.
+/// Returns whether two versions of a Pod are equal in all fields on which groups depend.
 fn is_same(known: &Pod, pod: &Pod) -> bool {
     let mut known = known.clone();
     known.object.resource_version = pod.object.resource_version;
@@ -379,8 +380,8 @@ fn is_same(known: &Pod, pod: &Pod) -> bool {
     known == *pod
 }
 
-/// Returns the objects of a namespace. These objects are adjacent in the map, because keys are ordered by namespace
-/// first.
+/// Returns the objects of a namespace. The objects of a namespace are adjacent in the map, because the namespace is the
+/// first sort criterion of the keys.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)

@@ -27,17 +27,17 @@ use self::zone::{Answer, Section};
 pub use self::{names::of_port, zone::Zone};
 use crate::{follow::Published, status::Status};
 
-/// The maximum size of a UDP answer to a client that accepts this size. If an answer is larger, the client has to
-/// repeat the query by TCP.
+/// The maximum size in bytes of a UDP answer to a client that accepts this size. If an answer is larger, the client has
+/// to repeat the query by TCP.
 const LARGEST_DATAGRAM: u16 = 8192;
-/// The size of a UDP answer that every client accepts.
+/// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
-/// Time without a query after which a TCP connection is closed.
+/// The feed closes a TCP connection on which it has received no query for this time.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 /// The maximum number of answers that are queued for the client on one TCP connection.
 const WAITING_ANSWERS: usize = 4;
 
-/// The sockets of the DNS server.
+/// The UDP socket and the TCP socket of the DNS server.
 #[derive(Debug)]
 pub struct Sockets {
     udp: UdpSocket,
@@ -45,11 +45,11 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Binds a UDP and a TCP socket to an address. Port 0 selects a port that is free for both.
+    /// Binds a UDP and a TCP socket to an address. Port 0 selects a port that is free for both protocols.
     ///
     /// # Errors
     ///
-    /// If the address is in use or not configured on this machine.
+    /// Returns an error if the address is in use or not configured on this machine.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         let udp = UdpSocket::bind(address).await?;
         let tcp = TcpListener::bind(udp.local_addr()?).await?;
@@ -60,17 +60,17 @@ impl Sockets {
     ///
     /// # Errors
     ///
-    /// If the kernel does not report the address.
+    /// Returns an error if the kernel does not report the address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }
 }
 
-/// Answers queries until the future is dropped.
+/// Answers DNS queries by UDP and TCP until the future is dropped.
 ///
 /// # Errors
 ///
-/// If a socket fails.
+/// Returns an error if a socket fails.
 pub async fn serve(
     sockets: Sockets,
     zone: Name,
@@ -85,7 +85,7 @@ pub async fn serve(
     server.block_until_done().await
 }
 
-/// Answers queries from the latest snapshot.
+/// Answers DNS queries from the latest snapshot.
 #[derive(Debug)]
 struct Handler {
     zone: Zone,
@@ -148,9 +148,9 @@ impl RequestHandler for Handler {
 }
 
 /// Shortens an answer to the size that the client accepts. Returns whether the client has to repeat the query by TCP.
-/// Addresses in the additional section that do not fit are omitted without the bit TC, because the client can query
-/// them. If the SRV records do not fit, all of them are omitted, because a client would treat missing records as
-/// removed members.
+/// Address records of the additional section that do not fit are omitted without the bit TC, because the client can
+/// query the addresses. If the SRV records do not fit, all SRV records are omitted, because a client would treat
+/// missing SRV records as removed members.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
     let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();

@@ -8,26 +8,26 @@ use npl_agent::core::model::Protocol;
 
 use crate::core::snapshot::{Group, PortKey};
 
-/// The label after the address in names of Node addresses, `192-0-2-10.ip.ZONE`, and of members,
-/// `61000.192-0-2-10.ip.ZONE`.
+/// The DNS label that follows the address in the names of Node addresses, such as `192-0-2-10.ip.ZONE`, and of members,
+/// such as `61000.192-0-2-10.ip.ZONE`.
 const ADDRESSES: &str = "ip";
 
-/// The meaning of a name below the zone.
+/// The meaning of a DNS name below the feed's zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The zone itself.
+    /// The name of the zone itself.
     Apex,
-    /// `_PORT._PROTOCOL.SERVICE.NAMESPACE`.
+    /// `_PORT._PROTOCOL.SERVICE.NAMESPACE`, the name of a Service port's SRV records.
     Port { namespace: String, service: String, protocol: Protocol, port: String },
-    /// `_PROTOCOL.SERVICE.NAMESPACE`, without records.
+    /// `_PROTOCOL.SERVICE.NAMESPACE`: the name exists, but has no records.
     Protocol { namespace: String, service: String, protocol: Protocol },
-    /// `SERVICE.NAMESPACE`, without records.
+    /// `SERVICE.NAMESPACE`: the name exists, but has no records.
     Service { namespace: String, service: String },
-    /// `NAMESPACE`, without records.
+    /// `NAMESPACE`: the name exists, but has no records.
     Namespace(String),
     /// The name of a Node's address, or of the member at this address and node port.
     Address { ip: IpAddr, port: Option<u16> },
-    /// `ip`, the parent of the names of addresses, without records.
+    /// `ip`, the parent of the names of addresses: the name exists, but has no records.
     Addresses,
     /// The name does not exist.
     Nothing,
@@ -45,7 +45,7 @@ pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
         [] => Place::Apex,
         [ADDRESSES] => Place::Addresses,
         [text, ADDRESSES] => address(text).map_or_else(
-            // The text is not an address, so `ip` is the name of a namespace here.
+            // The label before `ip` is not an address, so `ip` is the name of a namespace here.
             || Place::Service { namespace: ADDRESSES.to_owned(), service: (*text).to_owned() },
             |ip| Place::Address { ip, port: None },
         ),
@@ -82,8 +82,8 @@ pub fn of_port(group: &Group, zone: &Name) -> String {
     format!("_{}._{protocol}.{}.{}.{zone}", group.port_text(), service.name, service.namespace)
 }
 
-/// Returns the DNS name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve a third
-/// server with the same name. IPv6 addresses are written without `::`, because a label must not begin or end with a
+/// Returns the DNS name of a member. Each member has its own name: of servers with the same name, `HAProxy` 2.8 does
+/// not resolve the third one. IPv6 addresses are written without `::`, because a label must not begin or end with a
 /// hyphen.
 pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
     let label = match ip {

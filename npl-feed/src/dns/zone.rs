@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Computes the answer to a query from a snapshot, without I/O.
+//! Computes the answer to a DNS query from a snapshot, without I/O.
 
 use std::net::IpAddr;
 
@@ -15,23 +15,23 @@ use npl_agent::core::model::Family;
 use super::names::{self, Place};
 use crate::core::snapshot::{Group, Member, Snapshot};
 
-/// TTL of all records in seconds. The TTL is short, because members may change at any time.
+/// The TTL of all DNS records in seconds. The TTL is short, because members may change at any time.
 const TTL: u32 = 1;
-/// Refresh, retry and expiry intervals of the SOA record, in seconds. The values do not matter, because the zone has no
-/// secondary server.
+/// The refresh, retry and expiry intervals of the SOA record, in seconds. The values of these intervals do not matter,
+/// because the zone has no secondary server.
 const REFRESH: i32 = 60;
 
-/// The records of one section.
+/// The DNS records of one section of an answer.
 pub(super) type Section = Vec<Record>;
 
-/// The answer to a query.
+/// The answer to a DNS query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) code: ResponseCode,
     pub(super) answers: Section,
-    /// The SOA record of a negative answer.
+    /// The records of the authority section: the SOA record of a negative answer.
     pub(super) authority: Section,
-    /// The address records of SRV targets.
+    /// The records of the additional section: the address records of SRV targets.
     pub(super) additional: Section,
 }
 
@@ -41,7 +41,7 @@ impl Answer {
     }
 }
 
-/// The feed's zone.
+/// The DNS zone that the feed serves.
 #[derive(Debug, Clone)]
 pub struct Zone {
     name: Name,
@@ -94,7 +94,7 @@ impl Zone {
         Answer { code, answers, authority, additional }
     }
 
-    /// Returns an SRV record for each ready member, and the address record of each.
+    /// Returns an SRV record for each ready member, and the address records of the SRV records' targets.
     fn members(&self, name: &Name, group: &Group) -> (Section, Section) {
         let named = group.ready().filter_map(|member| {
             let target = names::of_member(member.address, member.port, &self.name).ok()?;
@@ -120,8 +120,8 @@ impl Zone {
         Name::from_labels(["ns"]).and_then(|server| server.append_domain(&self.name)).ok()
     }
 
-    /// Returns the SOA record, whose serial is derived from the snapshot's digest. The serial may decrease, which is
-    /// harmless because no secondary server copies the zone.
+    /// Returns the SOA record, whose serial is derived from the snapshot's digest. The serial may decrease. A decrease
+    /// is harmless, because no secondary server copies the zone.
     fn soa(&self, snapshot: &Snapshot, owner: Name) -> Section {
         let Some(server) = self.server() else { return Vec::new() };
         let Ok(contact) = Name::from_labels(["hostmaster"]).and_then(|name| name.append_domain(&self.name)) else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members in the format of Consul's health and catalog interfaces, for programs that discover members from Consul. The
-//! Consul service `SERVICE.NAMESPACE` contains the members of all ports of a Kubernetes Service, and
+//! Serves members in the format of Consul's health and catalog interfaces, for programs that discover members from
+//! Consul. The Consul service `SERVICE.NAMESPACE` contains the members of all ports of a Kubernetes Service, and
 //! `PORT.SERVICE.NAMESPACE` contains the members of one port.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serves members as JSON. The types belong to the agent's library, so that `kubectl npl members` can decode the
-//! answers.
+//! Serves members as JSON. The types of the answers belong to the agent's library, so that `kubectl npl members` can
+//! decode the answers.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::{
     dns, xds,
 };
 
-/// The interfaces besides HTTP. The answers contain the name that each Service port has in these interfaces.
+/// The feed's interfaces besides HTTP. Answers by HTTP contain the name that each Service port has in these interfaces.
 #[derive(Debug, Clone, Default)]
 pub struct Interfaces {
-    /// Whether xDS is served.
+    /// Whether the feed serves xDS.
     pub xds: bool,
-    /// The DNS zone; `None` if DNS is not served.
+    /// The zone of the DNS interface; `None` if the feed does not serve DNS.
     pub zone: Option<Name>,
 }
 
@@ -91,13 +91,13 @@ pub(super) fn of_port(
     Some((group.version, encode(&interfaces.body(group)).into()))
 }
 
-/// Computes one version for several groups from the versions of the groups.
+/// Computes one version for several groups, from the version of each group.
 pub(super) fn version_of<'a, I: Iterator<Item = &'a Arc<Group>>>(groups: I) -> Version {
     let versions: String = groups.map(|group| group.version.to_string()).collect();
     Version::of(versions.as_bytes())
 }
 
-/// Serializes to JSON. Structures of strings and numbers never fail to serialize.
+/// Serializes the body of an answer to JSON. Structures of strings and numbers never fail to serialize.
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).unwrap_or_default()
 }

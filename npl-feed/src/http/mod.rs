@@ -26,13 +26,13 @@ pub use self::members::Interfaces;
 use self::poll::{Cache, Poll, Rendered};
 use crate::{access::Token, core::snapshot::Snapshot, follow::Published, status::Status};
 
-/// The `OpenAPI` description of the interface. Tests check that the routes and answers match the description.
+/// The `OpenAPI` description of the HTTP interface. Tests check that routes and answers match the description.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// The state that all handlers share.
+/// The state that all HTTP handlers share.
 #[derive(Debug, Clone)]
 struct Context {
     published: Published,
@@ -167,7 +167,7 @@ async fn readyz(State(context): State<Context>) -> Response {
     outage.map_or_else(|| "ok\n".into_response(), |detail| format!("ok, but {detail}\n").into_response())
 }
 
-/// Returns an error answer with this message.
+/// Returns an HTTP error answer with this status code and message.
 fn problem(code: StatusCode, text: &str) -> Response {
     let body = serde_json::json!({ "error": text }).to_string();
     let mut response = (code, [(header::CONTENT_TYPE, JSON)], body).into_response();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers conditional requests and long polls.
+//! Answers conditional HTTP requests and long polls.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
     follow::Published,
 };
 
-/// The default waiting time of a long poll, which is the same as Consul's default.
+/// How long a long poll waits by default; Consul has the same default.
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
@@ -58,14 +58,14 @@ impl Rendered {
     }
 }
 
-/// The query parameters of a request.
+/// The query parameters of a request for members.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Poll {
     /// The version that the client already has: an `ETag` without quotes, or Consul's index.
     index: Option<String>,
-    /// How long the request waits for another version, such as `30s`.
+    /// The maximum time, such as `30s`, to wait for a version that differs from the client's version.
     wait: Option<String>,
-    /// Consul's parameter that requests only healthy members. Its value is ignored.
+    /// Consul's parameter that requests only healthy members. The value of the parameter is ignored.
     passing: Option<String>,
 }
 
@@ -84,8 +84,8 @@ impl Poll {
         }
     }
 
-    /// Answers as soon as the version differs from the client's version, or with the current version when the waiting
-    /// time is over.
+    /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, answers
+    /// with the current version.
     pub(super) async fn answer(
         &self,
         published: &Published,
@@ -113,7 +113,8 @@ impl Poll {
                 return respond(rendered, etags);
             }
             drop(rendered);
-            // The next iteration checks whether the waiting time is over or the feed has stopped.
+            // A timeout is no error: if the waiting time is over, the next iteration of the loop answers with the
+            // current version.
             if let Ok(Err(_closed)) = timeout_at(until, published.changed()).await {
                 return problem(StatusCode::SERVICE_UNAVAILABLE, "the feed is ending");
             }
@@ -144,8 +145,8 @@ fn seconds(text: &str) -> Option<Duration> {
     }
 }
 
-/// The last encoded body of each path that shows the whole snapshot. All clients that request the same version get the
-/// same body, which is encoded once.
+/// For each path that shows the whole snapshot, the body that was encoded last. A body is encoded once for all clients
+/// that request the same version.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<BTreeMap<&'static str, (Version, Bytes)>>);
 

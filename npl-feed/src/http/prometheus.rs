@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members in the format of Prometheus' HTTP service discovery, so that Prometheus can scrape or probe each member.
+//! Serves members in the format of Prometheus' HTTP service discovery, so that Prometheus can scrape or probe each
+//! member.
 
 use std::net::SocketAddr;
 
@@ -27,7 +28,7 @@ struct Labels<'a> {
     __meta_npl_condition: &'static str,
 }
 
-/// Renders one target for each member.
+/// Renders one Prometheus target for each member of the snapshot.
 pub(super) fn targets(snapshot: &Snapshot) -> Vec<u8> {
     let targets = snapshot.groups().flat_map(|group| {
         group.members.iter().map(|member| Target {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The dynamic configuration for Traefik's HTTP provider: a Traefik service `SERVICE.NAMESPACE.PORT` for each Service
-//! port. Traefik's routers must come from another provider. A TCP port becomes an HTTP service and a TCP service.
+//! Serves a dynamic configuration for Traefik's HTTP provider: a Traefik service `SERVICE.NAMESPACE.PORT` for each
+//! Service port. The configuration contains no routers: Traefik must get these from another provider. A TCP port
+//! becomes both an HTTP service and a TCP service of Traefik.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -32,7 +33,7 @@ impl Services {
     }
 }
 
-/// Renders the configuration. Its servers are the ready members.
+/// Renders Traefik's dynamic configuration. The servers of each Traefik service are the ready members.
 pub(super) fn configuration(snapshot: &Snapshot) -> Vec<u8> {
     let mut all = Configuration { http: Services::default(), tcp: Services::default(), udp: Services::default() };
     for group in snapshot.groups() {

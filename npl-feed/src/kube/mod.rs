@@ -23,7 +23,7 @@ use crate::{config::Config, core::model::Change, status::Status};
 ///
 /// # Errors
 ///
-/// If the kubeconfig or the service account is unusable.
+/// Returns an error if the kubeconfig or the service account is unusable.
 pub async fn watch(
     config: &Config,
     status: &Arc<Status>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The watched objects. The agent's library decodes and converts the objects; this module adds the fields that only the
-//! feed reads.
+//! Decodes the watched objects. The agent's library decodes and converts most fields; this module adds the fields that
+//! only the feed reads.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -24,9 +24,9 @@ use crate::core::model::{Change, NamedPort, Node, Pod, Service};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// Maximum number of Pods per page of a list. After each page, the feed drops Pods without the annotation, which bounds
-/// its memory in a large cluster. If a known Pod is absent from a list, its members drain: see
-/// [`crate::core::state::State`].
+/// The maximum number of Pods per page of a list. After each page, the feed drops the Pods without the annotation, so
+/// that the feed's memory is bounded in a large cluster. If a known Pod is absent from a list, the Pod's members drain:
+/// see [`crate::core::state::State`].
 const PODS_PER_PAGE: u32 = 500;
 const SERVICES_PER_PAGE: u32 = 500;
 
@@ -69,15 +69,15 @@ macro_rules! wrapper {
 }
 
 wrapper!(
-    /// A Pod.
+    /// A Pod as the API server sends it.
     FeedPod, PodObject, NamespaceResourceScope
 );
 wrapper!(
-    /// A Service.
+    /// A Service as the API server sends it.
     FeedService, ServiceObject, NamespaceResourceScope
 );
 wrapper!(
-    /// A Node.
+    /// A Node as the API server sends it.
     FeedNode, NodeObject, ClusterResourceScope
 );
 
@@ -93,8 +93,8 @@ impl Watched for FeedPod {
         let is_ready = convert::has_condition(&object.status, "Ready", "True");
         let created = object.metadata.object.creation_timestamp.as_ref().map(|time| time.0.as_second());
         let Converted { mut object, skipped } = convert::pod(object, keys)?;
-        // The Pods' own addresses, which the feed does not read, are dropped to save memory: a large cluster has many
-        // thousand Pods.
+        // The feed does not need the Pods' own addresses. The addresses are dropped to save memory: a large cluster has
+        // many thousand Pods.
         object.ips = Vec::new();
         object.ports.shrink_to_fit();
         let pod = Pod { object, node, is_ready, created: created.unwrap_or_default() };

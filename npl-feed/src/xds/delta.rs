@@ -12,7 +12,7 @@ use super::{
 };
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The state of one delta stream.
+/// The state of one xDS stream of the delta variant.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     subscriptions: BTreeMap<Kind, Subscription>,
@@ -23,10 +23,10 @@ pub(super) struct Delta {
 struct Subscription {
     is_wildcard: bool,
     names: BTreeSet<String>,
-    /// The versions of the resources that the client has, by name. A version is a string, because the client sends its
+    /// The versions of the resources that the client has, by name. A version is a string, because the client sends
     /// versions as strings after a reconnect.
     known: BTreeMap<String, String>,
-    /// Subscribed names whose resources do not exist. A response has already reported each of them as removed.
+    /// The subscribed names for which no resource exists, and that a response has already reported as removed.
     absent: BTreeSet<String>,
 }
 
@@ -51,7 +51,8 @@ impl Subscription {
             } else if self.names.len() < MOST_NAMES {
                 self.names.insert(name.clone());
                 if !is_new {
-                    // A repeated subscription to a name is answered again, as the protocol requires.
+                    // If the client subscribes to a name again, the feed sends the resource again, as the protocol
+                    // requires.
                     self.known.remove(name);
                 }
                 self.absent.remove(name);
@@ -95,8 +96,8 @@ impl Session for Delta {
 }
 
 impl Delta {
-    /// Returns a response with the resources whose versions differ from the client's versions. If `is_due`, a response
-    /// without changes is returned too, so that a client with a wildcard subscription knows that it has all resources.
+    /// Returns a response with the resources whose versions differ from the client's versions. If `is_due`, returns a
+    /// response even without changes, so that a client with a wildcard subscription knows that it has all resources.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DeltaDiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

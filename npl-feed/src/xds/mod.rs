@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The xDS v3 server: aggregated discovery (ADS), state of the world and delta.
 //!
-//! Each stream is one task with a session, which is a state machine without I/O. While a client does not read its
-//! response, newer snapshots are skipped, so the feed keeps only one response in memory for a slow client.
+//! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
+//! response, the feed computes no response from new snapshots, so the feed keeps only one response in memory for a slow
+//! client.
 
 mod delta;
 mod names;
@@ -28,13 +29,13 @@ pub use self::names::of as cluster_name;
 use self::{delta::Delta, session::Session, sotw::StateOfTheWorld};
 use crate::{follow::Published, status::Status};
 
-/// The maximum size of a request, which is enough for a list of some ten thousand names.
+/// The maximum size of a request in bytes, enough for a list of some ten thousand names.
 const LARGEST_REQUEST: usize = 1024 * 1024;
 
-/// The responses of one stream.
+/// The responses of one xDS stream.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
 
-/// The aggregated discovery service.
+/// The aggregated discovery service (ADS), for both variants of xDS.
 #[derive(Debug, Clone)]
 pub struct Discovery {
     published: Published,
@@ -76,7 +77,7 @@ impl Discovery {
     }
 }
 
-/// Counts a stream as open until this value is dropped.
+/// Counts an xDS stream as open until this value is dropped.
 struct OpenStream(Arc<Status>);
 
 impl OpenStream {
@@ -100,7 +101,8 @@ async fn serve<S: Session>(
 ) {
     let _open = OpenStream::new(&status);
     let mut session = S::default();
-    // The stream waits for the first snapshot, because an earlier response would remove all members from the client.
+    // The stream waits for the first snapshot, because a response without a snapshot would remove all members from the
+    // client.
     let first = tokio::select! {
         () = sender.closed() => return,
         first = published.wait_for(Option::is_some) => first.map(|snapshot| snapshot.clone()),
@@ -108,7 +110,7 @@ async fn serve<S: Session>(
     let Ok(Some(mut snapshot)) = first else { return };
     loop {
         let responses = tokio::select! {
-            // The next response is computed only after the stream has accepted the previous response.
+            // A response is computed only after the stream has accepted the previous response.
             biased;
             () = sender.closed() => return,
             request = requests.message() => match request {

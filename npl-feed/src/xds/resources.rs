@@ -53,9 +53,10 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. This type comes first, because a client requests endpoints only of clusters that it has received.
+    /// `Cluster`. The type `Cluster` is the first, because a client requests the endpoints only of clusters that it has
+    /// received.
     Cluster,
-    /// `ClusterLoadAssignment`.
+    /// `ClusterLoadAssignment`: the endpoints of a cluster.
     Endpoints,
     /// `Listener`, for gRPC clients.
     Listener,
@@ -89,8 +90,8 @@ impl Kind {
         }
     }
 
-    /// Returns whether a state-of-the-world response must contain all resources of the type, because the client removes
-    /// resources that the response lacks.
+    /// Returns whether a state-of-the-world response must contain all subscribed resources of the type: of some types,
+    /// the client removes resources that are not in the response.
     pub(super) const fn is_complete(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
     }
@@ -98,8 +99,8 @@ impl Kind {
 
 /// Builds the resource with this name, and returns it with its version; `None` if the resource does not exist.
 ///
-/// If a Service port does not exist, its endpoints are an empty assignment. Otherwise, a client would wait for the
-/// resource, or keep the last members of a removed Service.
+/// If a Service port does not exist, the resource of its endpoints is an empty assignment. Without this resource, a
+/// client would wait for it, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
     let group = names::find(snapshot, name);
     let version = version_of(kind, name, group)?;
@@ -125,9 +126,9 @@ fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Vers
     group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| of_content(kind, name))
 }
 
-/// Computes the version of a resource without building it. The version is a digest of the input from which the resource
-/// is built, and of a sample resource. The sample changes the version if a release builds other content from the same
-/// input.
+/// Computes the version of a resource without building the resource. The version is a digest of the input from which
+/// the resource is built, and of a sample resource. Because of the sample, the version changes if a release of NPL
+/// builds different content from the same input.
 fn of_content(kind: Kind, input: &str) -> Version {
     static SAMPLES: LazyLock<BTreeMap<Kind, Version>> =
         LazyLock::new(|| Kind::ALL.into_iter().map(|kind| (kind, Version::of(&sample(kind)))).collect());
@@ -135,7 +136,7 @@ fn of_content(kind: Kind, input: &str) -> Version {
     Version::of(format!("{sample}\n{input}").as_bytes())
 }
 
-/// Encodes a sample resource. The encoding is equal in all processes of a release.
+/// Encodes a sample resource of this type. All processes of a release encode the sample in the same way.
 fn sample(kind: Kind) -> Vec<u8> {
     const NAME: &str = "sample";
     match kind {
@@ -144,8 +145,8 @@ fn sample(kind: Kind) -> Vec<u8> {
         Kind::Routes => routes(NAME).value,
         Kind::Endpoints => {
             let group = sample_group();
-            // The metadata is a map, whose entries are encoded in a random order, so the metadata is encoded separately
-            // in sorted order.
+            // The metadata is a map, and the entries of a map are encoded in a random order. So the metadata is left
+            // out here, and encoded separately in sorted order.
             let mut content = assignment(NAME, Some(&group), |_| None).encode_to_vec();
             let metadata = group.members.iter().flat_map(|member| metadata(member).filter_metadata);
             let fields: BTreeSet<String> = metadata
@@ -173,8 +174,8 @@ fn sample_group() -> Arc<Group> {
     Arc::new(Group::new(key, None, members))
 }
 
-/// Returns the names of all resources of a type, for a wildcard subscription. Listeners and routes, which are for gRPC
-/// clients, are served only by name: a proxy that subscribes to all listeners would reject them, because they have no
+/// Returns the names of all resources of a type, for a wildcard subscription. Listeners and routes are for gRPC
+/// clients, and are served only by name: a proxy that subscribes to all listeners would reject listeners without an
 /// address.
 pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
     match kind {
@@ -258,7 +259,7 @@ fn assignment(
     }
     let endpoints = by_zone.into_iter().map(|(zone, lb_endpoints)| LocalityLbEndpoints {
         locality: Some(Locality { zone: zone.to_owned(), ..Locality::default() }),
-        // gRPC ignores a locality without a weight. The weight is the number of the locality's members, so that each
+        // gRPC ignores a locality without a weight. The weight of a locality is the number of its members, so that each
         // member gets the same share of requests.
         load_balancing_weight: Some(UInt32Value { value: u32::try_from(lb_endpoints.len()).unwrap_or(u32::MAX) }),
         lb_endpoints,
@@ -292,7 +293,7 @@ fn endpoint(member: &Member, protocol: Protocol, metadata: Option<Metadata>) -> 
     }
 }
 
-/// Builds the endpoint metadata: the names of Pod and Node, which access logs can show.
+/// Builds the metadata of an endpoint: the names of Pod and Node, for access logs.
 fn metadata(member: &Member) -> Metadata {
     let text = |text: &str| Value { kind: Some(ValueKind::StringValue(text.to_owned())) };
     let fields = [("pod", &member.pod), ("node", &member.node)];
@@ -326,8 +327,8 @@ mod tests {
     #[test]
     fn samples_are_equal_in_all_processes_and_have_all_content() {
         for kind in Kind::ALL {
-            // Each HashMap has another random seed, as in another process, so repeated encodings show whether the order
-            // matters.
+            // Each HashMap has its own random seed, as if it were in a separate process. So repeated encodings show
+            // whether the order of the entries matters.
             let samples: BTreeSet<Vec<u8>> = (0..50).map(|_| sample(kind)).collect();
             assert_eq!(samples.len(), 1, "{kind:?}");
         }

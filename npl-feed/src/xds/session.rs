@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that is shared by both variants of xDS: state of the world and delta.
+//! The code that both variants of xDS share: state of the world and delta.
 
 use crate::core::snapshot::Snapshot;
 
-/// The result of handling a request: the resource type and the event for the metrics, and the response, if one must be
-/// sent.
+/// The result of a request to a session: the resource type and the event for the metrics and, if a response must be
+/// sent, the response.
 #[derive(Debug)]
 pub(super) struct Handled<R> {
     /// The short name of the resource type.
     pub(super) kind: &'static str,
-    /// `subscribe`, `ack`, `nack`, `stale` or `unknown_type`.
+    /// The event for the metrics: `subscribe`, `ack`, `nack`, `stale` or `unknown_type`.
     pub(super) event: &'static str,
     pub(super) response: Option<(&'static str, R)>,
 }
 
-/// The state machine of one stream.
+/// The state machine of one xDS stream.
 pub(super) trait Session: Default + Send + 'static {
     type Request: Default + Send + 'static;
     type Response: Send + 'static;
@@ -24,7 +24,7 @@ pub(super) trait Session: Default + Send + 'static {
     fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Self::Response)>;
 }
 
-/// The maximum number of names per type to which one stream can subscribe. Further names are ignored.
+/// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
 
 /// Returns the event of a request that answers a response: `nack` if the request contains an error, otherwise `ack`.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The state of one state-of-the-world stream.
+/// The state of one xDS stream of the state-of-the-world variant.
 #[derive(Debug, Default)]
 pub(super) struct StateOfTheWorld {
     subscriptions: BTreeMap<Kind, Subscription>,
@@ -22,11 +22,11 @@ pub(super) struct StateOfTheWorld {
 #[derive(Debug, Default)]
 struct Subscription {
     is_wildcard: bool,
-    /// Whether an earlier request named resources. If so, an empty list unsubscribes from all resources; if not, an
-    /// empty list subscribes to all resources.
+    /// Whether a previous request of the stream named resources. After a request that named resources, an empty list
+    /// unsubscribes from all resources; without one, an empty list subscribes to all resources.
     has_named: bool,
     names: BTreeSet<String>,
-    /// The versions that were sent to the client.
+    /// By name: the versions of the resources that were sent to the client.
     sent: BTreeMap<String, Version>,
     /// The nonce of the last response; empty before the first response.
     nonce: String,
@@ -68,7 +68,7 @@ impl Session for StateOfTheWorld {
         }
         subscription.subscribe(kind, &request.resource_names);
         let event = if is_answer { answer(request.error_detail.is_some()) } else { "subscribe" };
-        // A request without a nonce, such as the first one after a reconnect, always gets a response.
+        // A request without a nonce, such as the first request after a reconnect, always gets a response.
         let response = self.respond(kind, snapshot, !is_answer);
         Handled { kind: kind.as_str(), event, response: response.map(|response| (kind.as_str(), response)) }
     }
@@ -84,7 +84,7 @@ impl Session for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// Returns the response if a subscribed resource has changed, or if `is_due`; otherwise `None`.
+    /// Returns a response if a subscribed resource has changed, or if `is_due` is true; otherwise returns `None`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

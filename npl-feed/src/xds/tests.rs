@@ -248,8 +248,8 @@ fn url() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Malformed requests in any sequence cause no panic, and at most one response each. After these requests, the
-    /// session still pushes the current members of its subscribed names.
+    /// Malformed requests in any sequence cause no panic, and each causes at most one response. After the malformed
+    /// requests, the session still pushes the current members of its subscribed names.
     #[test]
     fn malformed_requests_cause_no_panic(
         requests in prop::collection::vec(

@@ -22,7 +22,7 @@ pub(crate) struct Options {
     check: bool,
 }
 
-/// A manifest for users without Helm.
+/// A manifest in `deploy/` for users without Helm, rendered from the chart.
 struct Manifest {
     path: &'static str,
     /// The comment lines at the beginning of the manifest, after the license line.
@@ -63,7 +63,7 @@ const MANIFESTS: [Manifest; 4] = [
     },
 ];
 
-/// Renders all manifests and the page of the values.
+/// Renders all manifests and the page of the chart's values.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let helm = setup::helm()?;
     process::say("chart: rendering the manifests of deploy/");
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for manifest in &MANIFESTS {
         let mut command = Command::new(&helm);
         // The manifest omits the hook that retires Nodes, because only Helm runs hooks. Users of the manifest set
-        // `NPL_RETIRE` instead.
+        // `NPL_RETIRE=true` to retire Nodes.
         command.args(["template", "npl", CHART, "--namespace", "npl-system", "--no-hooks"]).args(manifest.arguments);
         let rendered = manifest.rendered(&process::ask(command.current_dir(paths::root()))?);
         let path = paths::root().join(manifest.path);
@@ -100,7 +100,7 @@ pub(crate) fn write_values_page() -> Result<()> {
     fs::write(paths::root().join(values::PAGE), values::page(&yaml)).context("write the page of the chart's values")
 }
 
-/// Fails if a manifest differs from the chart.
+/// Fails if a manifest differs from the result of rendering the chart.
 pub(crate) fn check() -> Result<()> {
     run(&Options { check: true })
 }

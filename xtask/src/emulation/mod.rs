@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a test binary on an emulated machine with another kernel. The machine's only disk is an initial RAM disk, and
-//! the result is reported on the serial console.
+//! Runs a test binary on an emulated machine (a guest) with a kernel of its own. The guest's only disk is an initial
+//! RAM disk. The guest reports the result on the serial console.
 
 mod ramdisk;
 
@@ -15,8 +15,8 @@ use self::ramdisk::TEST_BINARY;
 use crate::setup::{Kernel, KernelImage};
 use crate::{paths, process};
 
-/// The guest's script up to the test. The script restarts itself once with its root on a bind mount, because containers
-/// call `pivot_root`, which the initial root file system does not support.
+/// The part of the guest's script before the test. The script restarts itself once, with a bind mount as its root
+/// directory: containers call `pivot_root`, which the initial root file system does not support.
 const START: &str = "#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ RUST_BACKTRACE=1
 if [ $# = 0 ]; then
@@ -49,46 +49,47 @@ const UP_LINE: &str = "npl-guest: up";
 /// A guest that exceeds this limit counts as hung.
 const BOOT_DEADLINE: Duration = Duration::from_mins(10);
 
-/// The prefix of the line with the exit code of the test binary.
+/// The prefix of the line in which the guest prints the exit code of the test binary.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
-/// The emulator's threads for the two processors of a guest.
+/// How many threads of the emulator emulate the two processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
-    /// One thread per processor. A kernel that patches its own code then crashes occasionally. The emulator discards
-    /// the translated code before it writes the patch, so the other processor may meanwhile translate the breakpoint
-    /// that the patch replaces.
+    /// One thread emulates each processor. A kernel that patches its own code crashes occasionally with this setting.
+    /// The emulator discards the translated code before it writes the patch. In between, the processor that does not
+    /// write the patch may translate the breakpoint that the patch replaces.
     Each,
 }
 
-/// An emulated machine, which has only cgroup v2.
+/// An emulated machine. The machine has only cgroup v2.
 #[derive(Debug)]
 pub(crate) struct Guest {
     /// The name of the guest and of its RAM disk.
     pub(crate) name: String,
     pub(crate) kernel: Kernel,
     pub(crate) threads: Threads,
-    /// Memory for the RAM disk, its unpacked copy and all processes.
+    /// The memory of the guest, for the RAM disk, its unpacked copy and all processes.
     pub(crate) memory_megabytes: u32,
-    /// The static test binary, with arguments and additional environment.
+    /// The command of the static test binary, with arguments and environment variables.
     pub(crate) test: Command,
-    /// Programs in addition to those that every guest has.
+    /// The programs that this guest needs besides those that every guest has.
     pub(crate) programs: &'static [&'static str],
-    /// Files and folders of this machine, which the guest has at the same paths.
+    /// Files and folders of this machine that are copied to the guest, to the same paths.
     pub(crate) copies: Vec<PathBuf>,
 }
 
 impl Guest {
     /// Creates a guest for packet tests.
     pub(crate) fn for_packets(kernel: Kernel, test: Command) -> Self {
-        // The guest needs this much memory mainly for NPL's largest map.
+        // The guest needs most of its memory for NPL's largest map.
         let (name, threads) = (kernel.to_string(), Threads::One);
         Self { name, kernel, threads, memory_megabytes: 2048, test, programs: &[], copies: Vec::new() }
     }
 
-    /// Boots the guest, runs the test, passes each printed line to `on_line` and returns whether the test succeeded.
+    /// Boots the guest and runs the test. Passes each line that the guest prints to `on_line`. Returns whether the test
+    /// succeeded.
     pub(crate) fn run(&self, deadline: Duration, mut on_line: impl FnMut(&str)) -> Result<bool> {
         let image = self.kernel.obtain()?;
         let disk = paths::target_dir().join("emulation").join(format!("{}.cpio", self.name));
@@ -110,8 +111,8 @@ impl Guest {
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// Returns the emulator's command line. The processor is emulated, because hardware virtualization may be missing
-    /// or hang.
+    /// Returns the command line of the emulator. The emulator does not use hardware virtualization, because it may be
+    /// missing or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {
@@ -121,12 +122,12 @@ impl Guest {
         command.args(["-accel", threads, "-cpu", "max", "-smp", "2"]);
         command.arg("-m").arg(self.memory_megabytes.to_string());
         command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
-        // `panic=-1` and `-no-reboot`: a panic resets the guest, and a reset ends the emulator. `no_timer_check`:
-        // otherwise, a kernel that boots on a busy machine would treat its timer as broken. `npl.guest=1` permits tests
-        // to change the machine, such as its clock.
+        // With `panic=-1` and `-no-reboot`, a panic resets the guest, and a reset ends the emulator. Without
+        // `no_timer_check`, a kernel that boots on a busy machine would treat its timer as broken. `npl.guest=1`
+        // permits tests to change settings of the machine, such as the clock.
         command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check npl.guest=1", "-no-reboot"]);
         command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
-        // The guest has two network cards on one isolated segment.
+        // The guest has two network cards on the same network segment, which is isolated from this machine.
         for card in ["one", "two"] {
             command.arg("-netdev").arg(format!("hubport,id={card},hubid=0"));
             command.arg("-device").arg(format!("virtio-net-pci,netdev={card},romfile="));
@@ -134,7 +135,7 @@ impl Guest {
         command
     }
 
-    /// The init program of the guest.
+    /// Returns the shell script that is the guest's init program.
     fn init_script(&self) -> String {
         let pair =
             |(name, value): (&OsStr, Option<&OsStr>)| Some(format!("export {}='{}'", name.to_str()?, value?.to_str()?));

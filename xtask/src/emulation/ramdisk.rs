@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The root file system of a guest: busybox, tools with their libraries, kernel modules, the test binary, and copies of
-//! this machine's files.
+//! Builds the root file system of a guest: busybox, tools with their libraries, kernel modules, the test binary, and
+//! copies of this machine's files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -18,16 +18,16 @@ use crate::setup::KernelImage;
 /// The path of the test binary in the guest.
 pub(super) const TEST_BINARY: &str = "/test";
 
-/// Programs that npl-testkit runs in network tests.
+/// The programs that npl-testkit runs in network tests.
 const TOOLS: [&str; 6] = ["ip", "tc", "ethtool", "nft", "iptables", "conntrack"];
 
-/// Empty folders of the root.
+/// The folders of the guest's root file system that are empty at the boot.
 const FOLDERS: [&str; 14] = [
     "bin", "dev", "etc", "newroot", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "usr/sbin", "var/lib",
     "var/log",
 ];
 
-/// Writes the RAM disk, an archive that the kernel unpacks.
+/// Writes the guest's RAM disk: an archive that the guest's kernel unpacks.
 pub(super) fn write(archive: &Path, image: &KernelImage, guest: &Guest) -> Result<()> {
     let root = archive.with_extension("root");
     if root.exists() {
@@ -55,8 +55,8 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
-        // The guest gets the binary and a link with the tool's name. With Debian's alternatives, one binary has several
-        // names, and its function depends on the name by which it is called.
+        // The guest gets the binary to which the tool's links lead, and a link with the tool's name. With Debian's
+        // alternatives, one binary has several names, and the name by which it is called decides what it does.
         let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);
         add_file(&real, &below(root, &real))?;
@@ -74,14 +74,14 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
 /// Adds the match extensions that iptables loads by name at run time, which `ldd` does not list.
 fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()> {
     let folders: BTreeSet<PathBuf> = libraries.iter().filter_map(|path| Some(path.parent()?.join("xtables"))).collect();
-    // Links are resolved, because `ldd` prints paths below /lib, a link to /usr/lib, but iptables searches /usr/lib.
+    // Links are resolved: `ldd` prints paths below /lib, which is a link to /usr/lib, but iptables searches /usr/lib.
     let real: BTreeSet<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
     real.iter().try_for_each(|folder| copy_folder(folder, &below(root, folder)))
 }
 
 fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("list the libraries of a program with ldd")?;
-    // A failure of ldd is ignored, because ldd fails for a static program, which needs no shared library.
+    // A failure of ldd is ignored: ldd fails for a static program, but a static program needs no shared library.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text
         .split_whitespace()
@@ -117,8 +117,8 @@ fn write_executable(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("make {} executable", path.display()))
 }
 
-/// Packs the root without compression, because on an emulated machine, decompression takes longer than reading more
-/// data.
+/// Packs the root directory as an uncompressed archive: on an emulated machine, decompressing takes longer than reading
+/// the larger file.
 fn pack(root: &Path, archive: &Path) -> Result<()> {
     let names = process::ask(Command::new("find").arg(".").current_dir(root))?;
     let output = File::create(archive).with_context(|| format!("create {}", archive.display()))?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes an image as an OCI archive, without a container runtime.
+//! Writes a container image as an OCI archive, without a container runtime.
 //!
-//! The same binary is always packed into the same bytes, because owners, times and the order of files are fixed.
+//! The same binary always results in an archive with the same bytes, because owners, times and the order of files are
+//! fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use crate::{paths, process};
 /// The media type of an image's manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Returns the path of the archive with this name.
+/// Returns the path of the image archive with this name.
 pub(super) fn path_for(archive: &str) -> PathBuf {
     paths::target_dir().join(format!("{archive}.oci.tar"))
 }
@@ -23,17 +24,17 @@ pub(super) fn path_for(archive: &str) -> PathBuf {
 /// An image that contains only one static binary.
 #[derive(Debug, Clone)]
 pub(super) struct Image<'a> {
-    /// The name of the loaded image.
+    /// The name that the image has when it is loaded from the archive.
     pub(super) name: &'a str,
-    /// The name of the archive's file.
+    /// The name of the archive file, without its ending.
     pub(super) archive: &'a str,
     /// The binary's name in the image, and the image's title.
     pub(super) program: &'a str,
     /// The default arguments of the binary.
     pub(super) arguments: &'a [&'a str],
-    /// The licenses of the code in the image.
+    /// The license expression for the code in the image.
     pub(super) licenses: &'a str,
-    /// The path of the binary.
+    /// The path of the binary on this machine.
     pub(super) binary: &'a Path,
 }
 
@@ -94,15 +95,15 @@ impl Image<'_> {
     }
 }
 
-/// Copies a binary without its symbols, which are a quarter of its size. They are not needed, because panic messages
-/// contain file and line in any case.
+/// Copies a binary without its symbols, which are a quarter of its size. The symbols are not needed, because panic
+/// messages contain file and line without them.
 fn strip(from: &Path, to: &Path) -> Result<()> {
     process::ask(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(from))
         .with_context(|| format!("strip {}", from.display()))
         .map(drop)
 }
 
-/// A file in the archive. Other files in the archive refer to the file by its hash.
+/// A file in the archive. The image's manifest or the archive's index refers to the file by its hash.
 struct Blob {
     digest: String,
     size: u64,
@@ -132,7 +133,7 @@ fn sha256(file: &Path) -> Result<String> {
     }
 }
 
-/// Go's name of the processor architecture, which images use.
+/// Returns the name of this machine's processor architecture in container images, which is Go's name.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

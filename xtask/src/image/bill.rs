@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the software bill of materials of the agent in the format `CycloneDX` 1.5, from cargo's metadata of the
-//! dependencies. The bill contains no time and no random number, so the same lock file gives the same bytes.
+//! Writes the agent's software bill of materials in the format `CycloneDX` 1.5, from cargo's metadata of the
+//! dependencies. The bill contains no time and no random number, so the same Cargo.lock results in the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::{build, paths, process};
 
-/// The package that the image contains.
+/// The package whose binary the image contains.
 const AGENT: &str = "npl-agent";
 
-/// Writes `target/npl-agent.cdx.json`.
+/// Writes the bill of materials to `target/npl-agent.cdx.json`.
 pub(super) fn write() -> Result<PathBuf> {
     let mut command = build::plain_cargo();
     command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &paths::agent_target()]);

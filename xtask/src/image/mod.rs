@@ -20,18 +20,18 @@ const AGENT: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"));
 /// The default name of a trace build's image.
 const TRACE: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"), "-trace");
 
-/// The program in the agent's image.
+/// The file name of the program in the agent's image.
 const AGENT_PROGRAM: &str = "npl-agent";
 
-/// Further images: the feed, which `deploy/npl-feed.yaml` uses, and, for a real cluster, an echo server and the pause
-/// program of Pods.
+/// The images besides the agent's: the feed, which `deploy/npl-feed.yaml` uses; for a real cluster, an echo server and
+/// the pause program of Pods.
 const COMPANIONS: [(&str, &str); 3] = [
     ("npl-feed", concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION"))),
     ("npl-echo", concat!("localhost/npl-echo:", env!("CARGO_PKG_VERSION"))),
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
 
-/// The maximum size of the agent's archive in bytes, which is limited because each Node downloads the image.
+/// The maximum size of the agent's archive in bytes. The size is limited because each Node downloads the image.
 const LARGEST_ARCHIVE: u64 = 15_000_000;
 
 /// Arguments of `cargo xtask image`.
@@ -54,13 +54,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     pack_companions()
 }
 
-/// Packs all images of a real cluster, with an agent that is built already.
+/// Packs all images of a real cluster. The agent's image gets the binary `agent`, which is built already.
 pub(crate) fn pack_all(agent: &Path) -> Result<()> {
     pack_agent(AGENT, AGENT_PROGRAM, agent)?;
     pack_companions()
 }
 
-/// The archives that [`pack_all`] writes.
+/// Returns the paths of the archives that [`pack_all`] writes.
 pub(crate) fn archives() -> impl Iterator<Item = PathBuf> {
     [AGENT_PROGRAM].into_iter().chain(COMPANIONS.map(|(program, _)| program)).map(archive::path_for)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Installs Debian packages, if the machine runs Debian and the user is root.
+//! Installs Debian packages if this machine runs Debian and the user is root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ pub(crate) struct Program {
     pub(crate) package: &'static str,
 }
 
-/// Returns the packages of the programs that are not installed.
+/// Returns the Debian packages of those programs that are not installed.
 pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     let mut packages: Vec<_> = programs.iter().filter(|p| process::find(p.name).is_none()).map(|p| p.package).collect();
     packages.sort_unstable();
@@ -24,7 +24,7 @@ pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     packages
 }
 
-/// Installs packages, or returns an error with advice.
+/// Installs packages. If xtask cannot install packages here, returns an error with advice.
 pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
@@ -41,19 +41,20 @@ pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
     process::run_quietly(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(packages))
 }
 
-/// Downloads a package of this machine's sources into a folder, without installing it. Returns the path of the file.
+/// Downloads a package from this machine's package sources into a folder, without installing the package. Returns the
+/// path of the package file.
 pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
     if process::find("apt-get").is_none() {
         bail!("this machine has no apt-get: install {package}, so that its programs are in the search path");
     }
     let fetch = |folder: &Path| {
-        // With this option, apt-get does not warn that the user _apt may not write to the folder.
+        // Because of this option, apt-get does not warn that the user _apt may not write to the folder.
         let mut command = apt_get();
         command.args(["-o", "APT::Sandbox::User=root", "download", package]).current_dir(folder);
         process::run_quietly(&mut command)
     };
     if fetch(folder).is_err() {
-        // Update the package lists first, because those of a fresh machine are often empty or old.
+        // The package lists are updated first, because the lists of a fresh machine are often empty or old.
         update_once()?;
         fetch(folder)?;
     }
@@ -74,7 +75,7 @@ pub(crate) fn is_root() -> bool {
     process::ask(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 
-/// Updates the package lists once per run, because those of a fresh machine are often empty or old.
+/// Updates the package lists once per run of xtask, because the lists of a fresh machine are often empty or old.
 fn update_once() -> Result<()> {
     static UPDATED: OnceLock<()> = OnceLock::new();
     if UPDATED.get().is_none() {

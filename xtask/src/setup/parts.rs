@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Go programs that are compiled from modules of npl-testkit.
 
-/// Linker flags of Kubernetes' binaries; `VERSION` and `MINOR` are replaced by its version.
+/// The linker flags of Kubernetes' binaries. xtask replaces `VERSION` and `MINOR` by the version of Kubernetes.
 pub(super) const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
-/// Programs that are compiled together into one directory of the cache.
+/// A part: programs that are compiled together into one directory of the cache.
 pub(super) struct Part {
-    /// The name of the directory in the cache, and in messages.
+    /// The name of the part's directory in the cache, and of the part in messages.
     pub(super) name: &'static str,
     pub(super) words: &'static str,
     pub(super) time: &'static str,
-    /// The directory of the Go module in npl-testkit.
+    /// The directory of the part's Go module in npl-testkit.
     pub(super) module: &'static str,
-    /// The required module whose version is the version of the part.
+    /// The module in `go.mod` whose version is the version of the part.
     pub(super) versioned: &'static str,
     pub(super) linker_flags: &'static str,
     pub(super) packages: &'static [&'static str],
-    /// Files of the versioned module that are copied beside the programs.
+    /// The files of the versioned module that are copied to the directory of the programs.
     pub(super) files: &'static [&'static str],
-    /// Variables of the compiler.
+    /// The environment variables of the Go compiler for this part.
     pub(super) variables: &'static [(&'static str, &'static str)],
 }
 
-/// The programs of every command that starts a real API server.
+/// The programs of the control plane, for every command that starts a real API server.
 pub(super) const CONTROL_PLANE: Part = Part {
     name: "control-plane",
     words: "Kubernetes' API server and etcd",
@@ -36,7 +36,7 @@ pub(super) const CONTROL_PLANE: Part = Part {
     variables: &[],
 };
 
-/// The programs of real Nodes.
+/// The programs that the Nodes of a real cluster run.
 pub(super) const NODES: Part = Part {
     name: "kubernetes",
     words: "kubelet, kube-proxy, scheduler and controllers",
@@ -54,7 +54,7 @@ pub(super) const NODES: Part = Part {
     variables: &[],
 };
 
-/// The programs of Nodes whose Pod network is flannel.
+/// The program that Nodes run if their Pod network is flannel.
 pub(super) const FLANNEL: Part = Part {
     name: "flannel",
     words: "flannel's daemon",
@@ -67,7 +67,7 @@ pub(super) const FLANNEL: Part = Part {
     variables: &[],
 };
 
-/// The programs of Nodes whose Pod network and policy engine is Calico.
+/// The programs that Nodes run if their Pod network and policy engine is Calico.
 pub(super) const CALICO: Part = Part {
     name: "calico",
     words: "Calico's daemon and CNI plug-in",
@@ -80,12 +80,12 @@ pub(super) const CALICO: Part = Part {
         "github.com/projectcalico/calico/cni-plugin/cmd/calico",
     ],
     files: &["manifests/crds.yaml"],
-    // Built without a C compiler, which only the eBPF dataplane of Calico's Felix needs. Stubs replace this dataplane,
-    // and all other features work.
+    // Calico is built without a C compiler. Only the eBPF dataplane of Calico's Felix needs one: stubs replace this
+    // dataplane, and all features except it work.
     variables: &[("CGO_ENABLED", "0")],
 };
 
-/// The programs of Nodes whose Pod network and policy engine is kube-router.
+/// The program that Nodes run if their Pod network and policy engine is kube-router.
 pub(super) const KUBE_ROUTER: Part = Part {
     name: "kube-router",
     words: "kube-router",
@@ -98,8 +98,8 @@ pub(super) const KUBE_ROUTER: Part = Part {
     variables: &[("CGO_ENABLED", "0")],
 };
 
-/// Helm, which renders and installs the chart. The linker flags set the version of Kubernetes; without them, Helm would
-/// render for Kubernetes 1.20.
+/// The program Helm, which renders and installs the chart. The linker flags set the version of Kubernetes for which
+/// Helm renders. Without the flags, Helm would render for Kubernetes 1.20.
 pub(super) const HELM: Part = Part {
     name: "helm",
     words: "Helm",
@@ -114,7 +114,7 @@ pub(super) const HELM: Part = Part {
     variables: &[],
 };
 
-/// The gRPC client and server of the test of proxyless gRPC.
+/// The program of the test of proxyless gRPC: a gRPC client and server.
 pub(super) const GRPC: Part = Part {
     name: "grpc",
     words: "a gRPC client and server",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unpacks Debian's Prometheus into the cache, because an installed package would start a server on this machine.
+//! Unpacks Debian's Prometheus into the cache. The package is not installed, because its installation would start a
+//! server on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,11 @@ use crate::{cache, process};
 
 const PACKAGE: &str = "prometheus";
 
-/// The programs that the tests run.
+/// The programs of Prometheus that the tests run.
 const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
 
-/// Returns a directory with `prometheus` and `promtool`: the directory of an installed Prometheus, or the cache
-/// directory. Downloads the programs if they are in neither directory.
+/// Returns a directory with `prometheus` and `promtool`: if Prometheus is installed, its directory; otherwise the cache
+/// directory, to which this function downloads the programs if they are missing there.
 pub(super) fn obtain() -> Result<PathBuf> {
     let installed = PROGRAMS.map(|program| process::find(program).and_then(|path| Some(path.parent()?.to_owned())));
     if let [Some(server), Some(tool)] = installed

@@ -3,21 +3,21 @@
 
 use std::fmt::{self, Display, Formatter};
 
-/// Tests that passed and failed.
+/// The numbers of tests that passed and failed, and the failed tests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u32,
     pub(crate) failed: u32,
-    /// The failed tests whose output was read.
+    /// The failed tests whose output has been read.
     pub(super) failures: Vec<Failure>,
 }
 
-/// A failed test, as its binary reports it.
+/// A failed test, as the test binary reports the failure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Failure {
     test: String,
-    /// The place of the panic (or the time until the panic) and the first line of its message, as far as the output has
-    /// been read.
+    /// The place of the panic, or the time until the panic, and then the first line of the panic's message. Empty, or
+    /// without the message, until these lines of the output have been read.
     panic: Vec<String>,
 }
 
@@ -33,16 +33,16 @@ impl Counts {
         Self { passed, failed, failures: Vec::new() }
     }
 
-    /// Reads a line that a test binary has printed. Four kinds of lines matter: the result (`test result: ok. 3 passed;
-    /// 0 failed; …`), the title of the output of a failed test (`---- NAME stdout ----`), the place of a panic, and the
-    /// line after the place.
+    /// Reads a line that a test binary has printed. Four kinds of lines have an effect: the result (`test result: ok. 3
+    /// passed; 0 failed; …`), the title of a failed test's output (`---- NAME stdout ----`), the place of a panic, and
+    /// the line after this place.
     pub(crate) fn read(&mut self, line: &str) {
         let line = line.trim();
         if let Some(test) = line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----")) {
             return self.failures.push(Failure { test: test.to_owned(), panic: Vec::new() });
         }
-        // The harness of the real cluster's tests prints `test NAME ... FAILED (3.1 s)`, and the message in the next
-        // line.
+        // The harness of the real cluster's tests prints `test NAME ... FAILED (3.1 s)`, and the panic's message in the
+        // line after it.
         if let Some((test, time)) = line.strip_prefix("test ").and_then(|it| it.split_once(" ... FAILED (")) {
             let time = time.trim_end_matches(')').to_owned();
             return self.failures.push(Failure { test: test.to_owned(), panic: vec![time] });

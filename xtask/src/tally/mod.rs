@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steps of a test run and their results. A step runs if its preparation succeeded, and the summary lists the failures.
+//! The steps of a test run and their results. A step runs only if its preparation succeeded. The summary lists the
+//! failures.
 
 mod counts;
 
@@ -14,20 +15,20 @@ use anyhow::{Error, Result, bail};
 pub(crate) use self::counts::Counts;
 use crate::process;
 
-/// All steps of a run.
+/// All steps of a test run, with their results.
 #[derive(Debug)]
 pub(crate) struct Tally {
     started: Instant,
-    /// A text that the name of a step must contain for the step to run.
+    /// The text that the name of a step must contain, or the step does not run; `None` if all steps run.
     chosen: Option<String>,
     steps: Vec<Step>,
 }
 
-/// The error that a product is missing, with the name of the preparation that failed to build it.
+/// The error that a step cannot run, because a preparation failed. Contains the name of the preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReady(&'static str);
 
-/// A step that has ended, or that could not start because a preparation failed.
+/// A step of the test run that has ended, or that could not start because a preparation failed.
 #[derive(Debug)]
 struct Step {
     name: String,
@@ -48,19 +49,19 @@ enum End {
 }
 
 impl End {
-    /// Runs a step that counts its tests.
+    /// Runs a step, and returns its result and the numbers of its tests.
     fn of(step: impl FnOnce(&mut Counts) -> Result<bool>) -> Self {
         let started = Instant::now();
         let mut counts = Counts::default();
         let ended = step(&mut counts);
-        // A test binary that was killed has printed no number of failed tests, so it counts as one failed test.
+        // A test binary that was killed has not printed how many tests failed, so the step counts as one failed test.
         if !matches!(ended, Ok(true)) && counts.failed == 0 {
             counts.failed = 1;
         }
         Self::Ran { took: started.elapsed(), counts, error: ended.err() }
     }
 
-    /// The numbers of tests that passed and failed.
+    /// The numbers of tests of this step that passed and failed.
     fn counts(&self) -> (u32, u32) {
         match self {
             Self::Ran { counts, .. } => (counts.passed, counts.failed),
@@ -70,13 +71,13 @@ impl End {
 }
 
 impl Tally {
-    /// Begins a run of the steps with `chosen` in their names, or of all steps.
+    /// Begins a run of the steps with `chosen` in their names; if `chosen` is `None`, of all steps.
     pub(crate) fn start(chosen: Option<&str>) -> Self {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Builds a product that later steps need. Preparations run for every choice of steps, and are counted only if they
-    /// fail.
+    /// Runs a preparation: builds what the steps after it need. Preparations run for every choice of steps, and are
+    /// counted only if they fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();
@@ -89,12 +90,12 @@ impl Tally {
         made
     }
 
-    /// Whether a step of this name was chosen.
+    /// Whether the user's choice of steps includes a step with this name.
     pub(crate) fn is_chosen(&self, name: &str) -> bool {
         self.chosen.as_ref().is_none_or(|chosen| name.contains(chosen))
     }
 
-    /// Runs a step that passes or fails as a whole.
+    /// Runs a step that passes or fails as a whole, and counts it as one test.
     pub(crate) fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) {
         self.tests(name, |counts| {
             step()?;
@@ -103,7 +104,7 @@ impl Tally {
         });
     }
 
-    /// Runs a step that counts its tests and returns whether all passed.
+    /// Runs a step. The function `step` counts its tests and returns whether all tests passed.
     pub(crate) fn tests(&mut self, name: &str, step: impl FnOnce(&mut Counts) -> Result<bool>) {
         if self.is_chosen(name) {
             println!("\n### {name}");
@@ -118,7 +119,8 @@ impl Tally {
         }
     }
 
-    /// Runs steps that count their tests, as many in parallel as there are processors, and starts them in their order.
+    /// Runs several steps that count their tests. Starts the steps in their order, and runs as many in parallel as this
+    /// machine has processors.
     pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>)
     where
         S: FnOnce(&mut Counts) -> Result<bool> + Send,
@@ -151,7 +153,7 @@ impl Tally {
         self.steps.push(Step { name, kind, end });
     }
 
-    /// The numbers of tests that passed and failed in all steps.
+    /// The numbers of tests that passed and failed, summed over all steps.
     fn counts(&self) -> (u32, u32) {
         let counts = self.steps.iter().map(|step| step.end.counts());
         counts.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
@@ -163,8 +165,8 @@ impl Tally {
         tests.map(|step| step.end.counts()).map(|(passed, failed)| passed + failed).sum()
     }
 
-    /// Prints the summary, whose last line counts the tests, and reports the failures. `selection` is the text by which
-    /// the command line selected tests; with a selection, a run without any test is an error.
+    /// Prints the summary, whose last line counts the tests. Returns an error if a step failed. `selection` is the text
+    /// by which the command line selected tests; if there is a selection, a run of no test is also an error.
     pub(crate) fn close(self, selection: Option<&str>) -> Result<()> {
         println!();
         self.summary().iter().for_each(|line| println!("{line}"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The steps on emulated machines: packet tests under other kernels, the agent's tests that need a machine of their
-//! own, and a real cluster.
+//! The steps that run on emulated machines: packet tests under Debian's kernels, the agent's tests that need a machine
+//! of their own, and a real cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -22,44 +22,46 @@ use crate::{build, paths};
 /// run at the same time take about 25 minutes, and 35 minutes on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 
-/// The prefix of the names of two tests, which load every kernel program: one with the capabilities of the agent, one
-/// with those of `npl-agent load`.
+/// The prefix of the names of two tests that load every kernel program: one test with the capabilities of the agent,
+/// and one with the capabilities of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Tests of pins and other files of the agent, which do not depend on the kernel's version. Only the oldest emulated
-/// kernel runs these tests, because each test loads all programs, which takes up to a minute on an emulated machine.
+/// Arguments that skip tests of the agent's pins and similar files, whose results do not depend on the kernel's
+/// version. The skipped tests run only under the oldest emulated kernel, because each of these tests loads all
+/// programs. Loading takes up to a minute on an emulated machine.
 const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
     ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
-/// Two guests share the packet tests of a kernel, each on one processor. The first guest runs the tests with one of
-/// these texts in their names, and the second guest all others, so that both take about the same time.
+/// Two guests share the packet tests under a kernel; each guest uses one processor of the host. The first guest runs
+/// the tests with one of these texts in their names. The second guest runs the rest of the tests, so that both guests
+/// take about the same time.
 const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
 
-/// Arguments that skip tests with a TUN device, for which guests have no device node. These tests do not depend on the
-/// kernel's version.
+/// Arguments that skip the tests with a TUN device, because guests have no device node for it. The results of these
+/// tests do not depend on the kernel's version.
 const NEED_A_TUN_DEVICE: [&str; 2] = ["--skip", "point_to_point::"];
 
-/// The addition to the name of a step whose guest only loads the kernel programs.
+/// The suffix of the name of a step whose guest only loads the kernel programs.
 const LOADING: &str = ", loading";
 
-/// Arguments for the agent's tests on an emulated machine: the tests of a bond, which not every kernel supports, and
-/// the tests that set the machine's clock.
+/// Arguments that select the agent's tests for an emulated machine: the tests with a bond, which not every host's
+/// kernel supports, and the tests that set the machine's clock.
 const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
 
-/// The tests of a real cluster on an emulated machine.
+/// The names of the real cluster's tests that run on an emulated machine.
 const EMULATED_CLUSTER_TESTS: [&str; 3] =
     ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
 
-/// The step that checks [`selections`].
+/// The name of the step that checks [`selections`].
 const SELECTIONS: &str = "parts of test names that select tests";
 
-/// The factor for all deadlines on an emulated machine.
+/// The factor by which all deadlines of tests are longer on an emulated machine.
 const EMULATED_PATIENCE: &str = "15";
 
-/// Directories in which Debian and the upstream release install CNI plug-ins.
+/// The directories in which Debian's package and the upstream release install CNI plug-ins.
 const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
-/// Programs of Nodes, in addition to the tools of every guest.
+/// The programs that the guest with a real cluster needs for its Nodes, besides the tools of every guest.
 const NODE_PROGRAMS: [&str; 13] = [
     "containerd",
     "containerd-shim-runc-v2",
@@ -77,7 +79,8 @@ const NODE_PROGRAMS: [&str; 13] = [
 ];
 
 impl Suite<'_> {
-    /// Runs guests in parallel, because each uses one processor. The guests that take longest start first.
+    /// Runs the steps on emulated machines. The guests with one emulator thread run in parallel, the guests that take
+    /// longest first. The guest with a real cluster, which has two emulator threads, runs after them.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         if options.filter().is_none() {
@@ -129,8 +132,8 @@ impl Suite<'_> {
 }
 
 impl Suite<'_> {
-    /// Checks that each part of a name selects a test. Otherwise, a renamed test would silently run on no guest, or on
-    /// a guest that cannot run it.
+    /// Checks that each part of a name by which steps select tests is in the name of a test. Without this check, a test
+    /// that is renamed could run on no guest, or on a guest that cannot run it.
     fn check_selections(&self) -> Result<()> {
         let mut tests = BTreeMap::<Kind, BTreeSet<String>>::new();
         for binary in self.binaries.iter().filter(|binary| !selections(binary.kind).is_empty()) {
@@ -142,7 +145,7 @@ impl Suite<'_> {
     }
 }
 
-/// Returns the parts of names by which steps select or skip tests of a kind.
+/// Returns the parts of test names by which steps select or skip tests of a kind.
 fn selections(kind: Kind) -> Vec<&'static str> {
     let parts: &[&[&'static str]] = match kind {
         Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SKIPPED_ON_NEWER_KERNELS, &NEED_A_TUN_DEVICE],
@@ -153,13 +156,13 @@ fn selections(kind: Kind) -> Vec<&'static str> {
     parts.concat().into_iter().filter(|part| !part.starts_with("--")).collect()
 }
 
-/// Returns the parts that are in no test's name.
+/// Returns those parts of names that are not in the name of any test.
 fn unmatched<'a>(parts: &[&'a str], tests: &BTreeSet<String>) -> Vec<&'a str> {
     let is_unmatched = |part: &&&str| !tests.iter().any(|test| test.contains(**part));
     parts.iter().filter(is_unmatched).copied().collect()
 }
 
-/// Runs a guest. If no test ran, the step fails, because the names that select the guest's tests must then be wrong.
+/// Runs a guest. If no test ran, the step fails: the names that select the guest's tests must be wrong.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
@@ -168,7 +171,7 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     Ok(is_success && counts.passed > 0)
 }
 
-/// Creates a guest for packet tests, and the name of the step that runs the guest.
+/// Returns the name of a step for packet tests, and the guest that the step runs.
 fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(arguments);
@@ -177,7 +180,7 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
 }
 
-/// Returns the scopes and arguments of the guests that share the packet tests of a kernel. With a `filter`, one guest
+/// Returns the scopes and arguments of the guests for the packet tests under a kernel. If `filter` is given, one guest
 /// runs the tests with this text in their names; otherwise, two guests share all tests.
 fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
@@ -196,8 +199,8 @@ fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name)
 }
 
-/// Creates a guest with an API server and an agent. Tests may set the guest's clock, because no other process depends
-/// on it.
+/// Returns a guest with an API server and an agent, and the name of its step. Tests may set the clock of this guest,
+/// because only the test's own processes depend on it.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
@@ -212,8 +215,8 @@ fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on cgroup v2 alone, under kernel {kernel}, emulated", binary.name)
 }
 
-/// Creates a guest in which a real cluster starts. Each of the guest's processors has its own emulator thread, because
-/// with one thread for both, the cluster never became ready.
+/// Returns a guest in which a real cluster starts. The guest has one emulator thread per processor ([`Threads::Each`]):
+/// with one thread for both processors, the cluster never became ready.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
     test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
@@ -239,7 +242,7 @@ mod tests {
         assert_eq!(unmatched(&parts, &renamed), ["links::pins"]);
     }
 
-    /// Whether the test harness runs a test for these arguments.
+    /// Whether the test harness runs the test `test` if it has these arguments.
     fn is_run(test: &str, arguments: &[&str]) -> bool {
         let (mut skipped, mut filters) = (Vec::new(), Vec::new());
         let mut arguments = arguments.iter();
@@ -254,7 +257,7 @@ mod tests {
             && (filters.is_empty() || filters.iter().any(|it| test.contains(it)))
     }
 
-    /// Returns the number of guests that run a test.
+    /// Returns the number of guests that run the test `test`.
     fn runs(test: &str, is_newer: bool) -> usize {
         shares(None, is_newer).iter().filter(|(_, arguments)| is_run(test, arguments)).count()
     }

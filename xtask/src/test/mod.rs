@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask test`: prepares a fresh machine, and runs every check and test, cheap ones first.
+//! `cargo xtask test`: prepares a fresh machine, and runs every check and test, the fastest ones first.
 
 mod guests;
 
@@ -52,35 +52,35 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The text that the names of the tests to run must contain.
+    /// The text that the name of a test must contain, or the test does not run; `None` if all tests run.
     fn filter(&self) -> Option<&str> {
         if self.former_agent.is_some() { Some(UPGRADE_TESTS) } else { self.filter.as_deref() }
     }
 
-    /// The kernels to emulate for packet tests, the newest one last.
+    /// The kernels under which packet tests run by emulation, the newest kernel last.
     fn emulated_kernels(&self) -> Vec<Kernel> {
         let default = if self.filter().is_some() { "none" } else { DEFAULT_KERNELS };
         let names = self.kernels.clone().unwrap_or_else(|| parse_kernels(default));
         names.iter().filter_map(|name| name.0).collect()
     }
 
-    /// The components that the tests need.
+    /// The components of Kubernetes that the chosen tests need.
     fn extent(&self) -> Extent {
         if self.former_agent.is_some() {
             return Extent::new();
         }
-        // If no network is chosen, the tests use the bridge network and flannel, and also need the other components of
-        // a whole run.
+        // If no network is chosen, the tests use the bridge network and flannel, and need all components of
+        // `ALL_TESTS`.
         if self.network.is_empty() {
             return ALL_TESTS.into();
         }
-        // Add Helm, because the tests of the chart run on every network.
+        // Helm is added, because the tests of the chart run on every network.
         let mut extent = Component::of_networks(&self.network);
         extent.insert(Component::Helm);
         extent
     }
 
-    /// Whether tests run on this machine's kernel.
+    /// Whether tests run under this machine's kernel.
     fn is_on_host(&self) -> bool {
         self.filter().is_none() || self.emulated_kernels().is_empty()
     }
@@ -89,12 +89,12 @@ impl Options {
 /// The prefix of the names of the tests that need an agent of another ABI version.
 const UPGRADE_TESTS: &str = "upgrade::";
 
-/// Part of the names of all steps that need a real cluster.
+/// The text that is part of the names of all steps that need a real cluster.
 const REAL_CLUSTER: &str = "real cluster";
 
 const DEMO: &str = "the demo";
 
-/// The step that compares the manifests with the chart.
+/// The name of the step that compares the manifests with the chart.
 const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 
 /// The time after which a test binary that prints no line counts as hung. Each test prints a line at its end, and none
@@ -105,7 +105,7 @@ const SILENCE: Duration = Duration::from_mins(20);
 /// networks, each of which takes up to 20 minutes on two cores.
 const DEADLINE: Duration = Duration::from_hours(12);
 
-/// Runs every step; the last line counts the tests that passed and failed.
+/// Runs every step, and prints the summary, whose last line counts the tests that passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let step = if options.real_cluster { Some(REAL_CLUSTER) } else { options.step.as_deref() };
     let mut tally = Tally::start(step);
@@ -144,7 +144,7 @@ fn ready<T>(product: &Result<T, NotReady>) -> Result<&T, NotReady> {
     product.as_ref().map_err(|missing| *missing)
 }
 
-/// Runs the unit tests of xtask, which are compiled separately.
+/// Runs the unit tests of xtask, which are compiled separately from the tests of the crates.
 fn run_own_tests(options: &Options, tally: &mut Tally) {
     let name = "unit tests of xtask";
     let mut command = check::own_tests();
@@ -165,7 +165,8 @@ fn tests() -> Command {
     command
 }
 
-/// The compiled tests. For each product that they need, the product itself or the error of its preparation.
+/// The compiled tests. Contains, for each product that the tests need, the product itself or the error of its
+/// preparation.
 struct Suite<'a> {
     options: &'a Options,
     binaries: Vec<TestBinary>,
@@ -239,7 +240,7 @@ impl Suite<'_> {
             Ok(parts) => parts.pass_to(&mut command),
             Err(_not_needed) => demo::pass_objects_to(&mut command),
         }
-        // A crate without unit tests is allowed, but an integration test binary without tests is an error.
+        // A crate may have no unit tests, but an integration test binary without tests is an error.
         let may_be_empty = binary.kind == Kind::Unit;
         tally.tests(&name, |counts| {
             if binary.name == test_binary::TRACE {
@@ -255,7 +256,7 @@ impl Suite<'_> {
         });
     }
 
-    /// Whether the binary has tests that were selected.
+    /// Whether the test binary has tests that the command line selects.
     fn has_tests(&self, binary: &TestBinary) -> Result<bool> {
         if self.options.former_agent.is_some() {
             return Ok(binary.kind == Kind::Agent);
@@ -263,7 +264,7 @@ impl Suite<'_> {
         self.options.filter().map_or(Ok(true), |filter| binary.has_test(filter))
     }
 
-    /// Checks the products that tests of a kind need in addition to their binary.
+    /// Checks that the products exist that tests of this kind need besides their test binary.
     fn requirements(&self, kind: Kind) -> Result<(), NotReady> {
         match kind {
             Kind::Unit | Kind::Kernel => Ok(()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that the chart has the version of the workspace, and that each value has a schema and a comment.
-//! `cargo xtask chart --check` compares the rendered manifests; it needs Helm.
+//! Checks that the chart has the version of the workspace, and that each value of the chart has a schema and a comment.
+//! The manifests are compared by `cargo xtask chart --check`, because their rendering needs Helm.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ const SCHEMA: &str = "deploy/chart/npl/values.schema.json";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let (Some(chart), Some(yaml), Some(schema)) = (tree.text(CHART), tree.text(VALUES), tree.text(SCHEMA)) else {
-        // Without a chart, there is nothing to check: the source trees of the unit tests have none.
+        // If the source tree has no chart, as in the unit tests, there is nothing to check.
         return Vec::new();
     };
     let mut findings = Vec::new();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks that each name of a public type is declared once per crate, so that a search for the name finds one type.
 //!
-//! The rule applies to types with `pub` and `pub(crate)`; types that only their own folder sees may share a name.
+//! No two types of a crate that are `pub` or `pub(crate)` may have the same name. Private and `pub(super)` types may
+//! share a name.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +10,11 @@ use super::rust_code::{identifiers, without_comments, without_tests};
 use super::tree::Tree;
 use super::{Finding, layers};
 
-/// The crates that are shipped.
+/// The source folders of the crates that are shipped, to which the rule applies.
 const CRATES: [&str; 4] = ["npl-common/src/", "npl-ebpf/src/", "npl-agent/src/", "npl-feed/src/"];
 
-/// Crates, and names of types that may be declared twice, because the modules of both address families in `net/` each
-/// have a type of this name.
+/// The exceptions from the rule: a crate, and the name of a type that the crate may declare twice. In `net/`, the
+/// modules of both address families have a type of this name.
 const ALLOWED: [(&str, &str); 2] = [("npl-ebpf/src/", "Tail"), ("npl-ebpf/src/", "TtlFields")];
 
 const KINDS: [&str; 5] = ["struct", "enum", "union", "trait", "type"];
@@ -45,7 +46,8 @@ fn check_crate(tree: &Tree, source: &'static str) -> Vec<Finding> {
     findings
 }
 
-/// Removes the indentation of a line within `map_type!`, which declares its type at the level of the module.
+/// Removes the indentation of a line within the macro `map_type!`, because this macro declares its type at the level of
+/// the module.
 fn module_level<'a>(line: &'a str, is_in_macro: &mut bool) -> &'a str {
     *is_in_macro = line == "map_type! {" || (*is_in_macro && line != "}");
     if *is_in_macro { line.strip_prefix("    ").unwrap_or(line) } else { line }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the direction of imports: from higher to lower layers in the kernel programs, and without import cycles in
-//! the agent and the feed. Below `core` of the agent, the modules of the second level have no import cycles either.
+//! Checks the imports between modules. In the kernel programs, higher layers import lower layers. In the agent and the
+//! feed, the top-level modules have no import cycles, and neither have the modules directly below `core`.
 //!
-//! The rule does not apply to tests, which may import any module.
+//! The rule does not apply to tests: they may import any module.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,10 +13,10 @@ use super::tree::Tree;
 const KERNEL_PROGRAMS: &str = "npl-ebpf/src/";
 const PROCESSES: [&str; 2] = ["npl-agent/src/", "npl-feed/src/"];
 
-/// The layers of the kernel programs, from the lowest to the highest; `main.rs` is above them.
+/// The layers of the kernel programs, from the lowest to the highest. `main.rs` is above all layers.
 const LAYERS: [&str; 5] = ["base", "net", "state", "act", "path"];
 
-/// The folder of the agent, and of the feed, that imports no other folder of its crate.
+/// The folder of the agent and of the feed that must not import from any folder of its crate except itself.
 const CORE: &str = "core";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -45,7 +45,7 @@ fn check_process(tree: &Tree, source: &'static str) -> Vec<Finding> {
     findings
 }
 
-/// A source file, its place in the crate's module tree, and the paths from the root of the crate that it uses.
+/// A source file, its place in the crate's module tree, and the paths below `crate::` that the file uses.
 struct File<'a> {
     path: &'a str,
     module: Vec<&'a str>,
@@ -53,7 +53,7 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// The top-level module that the file belongs to; `None` for the root of the crate.
+    /// The top-level module to which the file belongs; `None` for the root of the crate.
     fn top(&self) -> Option<&'a str> {
         self.module.first().copied()
     }
@@ -64,7 +64,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the files of a crate without its tests and without other programs of the package: path, module and text.
+/// Returns path, module and text of a crate's source files. Omits tests, and the package's programs in `bin/`.
 pub(super) fn code_files<'a>(
     tree: &'a Tree,
     source: &'static str,
@@ -83,8 +83,8 @@ fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
     files.map(|(path, module, text)| File { path, paths: used(&module, text), module }).collect()
 }
 
-/// Returns the module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`; empty, the root of the crate, for
-/// `lib.rs` and `main.rs`.
+/// Returns the module path of a file: `[a, b]` for `a/b.rs` and `a/b/mod.rs`. For `lib.rs` and `main.rs`, the root of
+/// the crate, the module path is empty.
 fn module_of(path: &str) -> Vec<&str> {
     let mut parts: Vec<&str> = path.trim_end_matches(".rs").split('/').collect();
     if matches!(parts.as_slice(), [.., "mod"] | ["lib" | "main"]) {
@@ -93,7 +93,7 @@ fn module_of(path: &str) -> Vec<&str> {
     parts
 }
 
-/// Modules in separate files that are compiled for tests only.
+/// Returns the modules in separate files that are compiled only for tests.
 fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     let declarations = text.split("#[cfg(test)]").skip(1).filter_map(|rest| rest.split(';').next());
     let names = declarations.filter(|it| !it.contains('{')).filter_map(|it| {
@@ -103,7 +103,7 @@ fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
     names.map(|name| [module, &[name]].concat()).collect()
 }
 
-/// Returns the paths below `crate::` that the code uses, including those that it reaches by `super::`.
+/// Returns the paths below `crate::` that the code uses, including paths that begin with `super::` in the code.
 fn used(module: &[&str], text: &str) -> BTreeSet<Vec<String>> {
     let code = without_comments(text);
     let code = without_tests(&code);
@@ -143,11 +143,10 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     refused.map(|rule| Finding::error(file.path, rule)).collect()
 }
 
-/// For each module of one level: the modules that it imports, each with the path of an importing file.
+/// For each module of one level: the modules that it imports, each with the path of a file that contains the import.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
-/// Returns the imports between the modules directly below `parent`, whose module path is empty for the root of the
-/// crate.
+/// Returns the imports between the modules directly below `parent`. An empty `parent` is the root of the crate.
 fn graph<'a>(files: &'a [File<'a>], parent: &[&'static str]) -> Graph<'a> {
     let own = |file: &File<'a>| -> Option<&'a str> { file.module.strip_prefix(parent)?.first().copied() };
     let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((own(file)?, BTreeMap::new()))).collect();
@@ -164,7 +163,7 @@ fn graph<'a>(files: &'a [File<'a>], parent: &[&'static str]) -> Graph<'a> {
     graph
 }
 
-/// Reports the shortest import cycle through each module, each cycle once.
+/// Reports, for each module, the shortest import cycle through this module. A cycle is reported only once.
 fn circles(source: &str, graph: &Graph<'_>) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
     let mut findings = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask tidy` checks the repository's own rules. A test of this crate checks them too, so that `cargo test`
-//! finds a violation before continuous integration does.
+//! `cargo xtask tidy`: checks the repository's own rules. A test of this crate checks the same rules, so that `cargo
+//! test` finds a violation before continuous integration does.
 
 mod chart;
 mod documents;
@@ -24,7 +24,7 @@ use tree::Tree;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {}
 
-/// A line or file that violates a rule.
+/// A line or file that violates one of the repository's rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Finding {
     place: String,
@@ -34,7 +34,7 @@ struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
-    /// The file exceeds a recommended limit; the check still passes.
+    /// The file exceeds a recommended limit. This finding does not make the check fail.
     Note,
     Error,
 }
@@ -83,7 +83,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
 mod tests {
     use super::{Finding, Severity, Tree, findings, paths};
 
-    /// Returns the findings of one check in these files, as text.
+    /// Returns, as text, the findings of one check in a tree with these files.
     pub(super) fn found(check: fn(&Tree) -> Vec<Finding>, files: &[(&str, &str)]) -> Vec<String> {
         check(&Tree::of(files)).into_iter().map(|it| format!("{}: {}", it.place, it.rule)).collect()
     }

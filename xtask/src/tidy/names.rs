@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that retired names are not used again: each concept has one name, which is established in networking or
-//! Kubernetes.
+//! Checks that retired names are not used again. Each concept has only one name, the one that is established in
+//! networking or Kubernetes.
 //!
 //! CHANGELOG.md and docs/design describe the past and may use retired names.
 
@@ -8,16 +8,16 @@ use super::Finding;
 use super::rust_code::{identifiers, without_comments};
 use super::tree::{Tree, has_ending, is_history};
 
-/// How a retired name is recognized.
+/// The form in which a retired name is recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// The name is retired as any whole identifier, in documents and comments too. Used for names that are no ordinary
-    /// words.
+    /// The name is retired as a whole identifier anywhere, also in documents and comments. For names that are not
+    /// ordinary words.
     Identifier,
-    /// The name is retired as any whole identifier in the code of a Rust file; comments may use the word.
+    /// The name is retired as a whole identifier in the code of Rust files. Comments may use the word.
     Code,
-    /// The name is retired as the name of a module, type, function, constant or static. Used for ordinary words, which
-    /// other code may use.
+    /// The name is retired as the name of a module, type, function, constant or static. For ordinary words, which may
+    /// occur in code for a different purpose.
     Declaration,
     /// The name is retired as a value in quotation marks, such as the name of a reason or of a metric's state.
     Quoted,
@@ -25,7 +25,8 @@ enum Form {
     Marked,
 }
 
-/// Retired names in files whose path begins with `scope`. Names of files and directories count too, except for values.
+/// Retired names in files whose path begins with `scope`. The names of files and directories are checked, too, unless
+/// the form is [`Form::Quoted`] or [`Form::Marked`].
 struct Retired {
     scope: &'static str,
     form: Form,
@@ -159,7 +160,7 @@ const RETIRED: [Retired; 13] = [
     },
 ];
 
-/// Names that two or three different types had, each with advice.
+/// Names that two or three different types had at the same time, each with advice on the name to use.
 const HOMONYMS: [(&str, &str); 8] = [
     ("Held", "Claim"),
     ("PodWay", "NextHop"),
@@ -229,13 +230,14 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("npl_pods_rest", "npl_rd_pod_slow"),
 ];
 
-/// The file name extensions that are searched.
+/// The extensions of the files that are searched for retired names.
 const SEARCHED: [&str; 6] = ["rs", "toml", "md", "yaml", "yml", "snap"];
 
-/// Files that may contain retired names: this file, and the tables by which an agent finds the maps of earlier builds.
+/// The files that may contain retired names: this file, and the tables by which an agent finds the maps of earlier
+/// builds.
 const LISTS: [&str; 2] = ["xtask/src/tidy/names.rs", "npl-common/src/former_names.rs"];
 
-/// Keywords that are followed by the name that they declare.
+/// The Rust keywords that are followed by the name that they declare.
 const DECLARING: [&str; 9] = ["mod", "fn", "struct", "enum", "union", "type", "trait", "const", "static"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -265,7 +267,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns the name of a file without its extension.
+/// Returns a file name without its extension.
 fn stem(part: &str) -> &str {
     part.split('.').next().unwrap_or(part)
 }
@@ -287,7 +289,8 @@ fn declared(line: &str) -> impl Iterator<Item = &str> {
     identifiers(line).filter(move |word| DECLARING.contains(&std::mem::replace(&mut before, word)))
 }
 
-/// Whether a value stands between quotation marks, which may be escaped, as in `state=\"value\"`.
+/// Whether the line contains the value between quotation marks. The quotation marks may be escaped, as in
+/// `state=\"value\"`.
 fn is_quoted(line: &str, value: &str) -> bool {
     line.match_indices(value).any(|(start, _)| {
         let (before, after) =

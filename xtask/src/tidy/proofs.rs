@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the documents that list the tests of requirements: every requirement has a row, and every named test exists.
+//! Checks the documents that list the tests of requirements: every requirement must have a row, and every test that a
+//! row names must exist.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -7,13 +8,14 @@ use std::ops::RangeInclusive;
 use super::Finding;
 use super::tree::Tree;
 
-/// A document with a table, and the names of the table's rows.
+/// A document with a table of requirements, and the names that the table's rows must have.
 struct Page {
     path: &'static str,
     lines: &'static [Lines],
 }
 
-/// The prefix of the row names, the minimum number of digits after the prefix, and the range of the numbers.
+/// The names of a table's rows: the prefix, the minimum number of digits after the prefix, and the range of the
+/// numbers.
 struct Lines {
     prefix: &'static str,
     digits: usize,
@@ -65,19 +67,20 @@ fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) 
     findings
 }
 
-/// Returns the names in the first column of a table's row.
+/// Returns the names of requirements in the first column of a table row.
 fn row_names(row: &str) -> impl Iterator<Item = &str> {
     let column = row.strip_prefix("| ").and_then(|row| row.split_once(" |")).map_or("", |(column, _)| column);
     column.split(", ")
 }
 
-/// Returns the names in the last column of a table's row.
+/// Returns the names of tests in the last column of a table row.
 fn named_tests(row: &str) -> impl Iterator<Item = &str> {
     let column = row.strip_suffix(" |").and_then(|row| row.rsplit_once(" | ")).map_or("", |(_, column)| column);
     column.split('`').skip(1).step_by(2)
 }
 
-/// Returns the names of all functions that may be tests. Tests of the real cluster are `pub(crate)`.
+/// Returns the names of all functions in a source file that may be tests. Tests of the real cluster are `pub(crate)`
+/// functions.
 fn test_names(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let line = line.trim();

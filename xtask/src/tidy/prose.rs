@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reports unclear phrases in comments and documents, which leave open who or what is meant.
+//! Reports phrases in comments and documents that leave open who or what is meant.
 //!
-//! The rule does not apply to CHANGELOG.md and docs/design, which describe the past.
+//! The rule does not apply to CHANGELOG.md and docs/design, because these documents describe the past.
 
 use super::Finding;
 use super::rust_code::comment_start;
 use super::tree::{Tree, is_history};
 
-/// Unclear phrases, each with advice on how to rewrite the sentence.
+/// The phrases that are reported, each with advice on how to rewrite the sentence.
 const PHRASES: [(&str, &str); 20] = [
     ("whoever", "name the client, the process or the operator"),
     ("is told", "say who reports what to whom"),
@@ -40,12 +40,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     documents.chain(comments).collect()
 }
 
-/// Returns the words of a line's comment.
+/// Returns the text of the comment in a line of Rust code.
 fn comment(line: &str) -> Option<&str> {
     Some(line.get(comment_start(line)?..)?.trim_start_matches(['/', '!']))
 }
 
-/// Finds phrases, even if a phrase continues on the next line. A line without text ends a paragraph, and so a phrase.
+/// Finds unclear phrases, also across a line break. A line without text ends a paragraph: no phrase extends beyond it.
 fn check_lines(path: &str, lines: &[Option<&str>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paragraph: Vec<(usize, String)> = Vec::new();
@@ -67,7 +67,8 @@ fn check_paragraph(path: &str, paragraph: &[(usize, String)]) -> Vec<Finding> {
     for (phrase, advice) in PHRASES {
         let wanted: Vec<&str> = phrase.split(' ').collect();
         for place in paragraph.windows(wanted.len()) {
-            // Punctuation around the phrase is ignored, but not punctuation inside it, which would end a sentence.
+            // Punctuation before and after the phrase is ignored. Punctuation inside the words of the phrase is not
+            // ignored, because it ends a sentence.
             let last = wanted.len() - 1;
             let is_phrase = place.iter().zip(&wanted).enumerate().all(|(index, ((_, word), wanted))| {
                 let word = if index == 0 { word.trim_start_matches(is_mark) } else { word };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that `npl-agent/src/core/` and `npl-feed/src/core/` have no side effects: they may not use clocks, sockets,
-//! files, logs or other systems.
+//! Checks that the code in `npl-agent/src/core/` and `npl-feed/src/core/` has no side effects: it must not use clocks,
+//! sockets, files, logs, or crates that access these.
 
 use super::Finding;
 use super::rust_code::{paths, without_comments};
@@ -8,7 +8,7 @@ use super::tree::Tree;
 
 const CORES: [&str; 2] = ["npl-agent/src/core/", "npl-feed/src/core/"];
 
-/// Crates and modules with side effects, and `HashMap`, whose order is random.
+/// The paths of crates and modules with side effects, and of `HashMap`, whose iteration order is random.
 const FORBIDDEN: [&str; 25] = [
     "axum",
     "aya",
@@ -51,7 +51,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether a path is the forbidden path or below it.
+/// Whether a path is the forbidden path, or an item below the forbidden path.
 fn is_within(path: &str, forbidden: &str) -> bool {
     path.strip_prefix(forbidden).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }

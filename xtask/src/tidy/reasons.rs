@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that every reason that the kernel programs count has a test with the reason in the test's name, and is
-//! described in the documents.
+//! Checks every reason under which the kernel programs count packets: the name of a test must contain the reason, and
+//! documents must describe the reason.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use super::tree::Tree;
 const REASONS: &str = "npl-common/src/reason.rs";
 const TESTS: &str = "npl-testkit/tests/";
 
-/// The reference of all reasons, which is generated, and the page with their causes and actions.
+/// The documents that must name every reason: the generated reference, and the page with causes and remedies.
 const DOCUMENTS: [&str; 2] = ["docs/reference/reasons.md", "docs/troubleshoot.md"];
 
-/// Reasons for which no test is required because no test can provoke them, each with an explanation.
+/// The reasons that need no test, because no test can provoke them; each with an explanation.
 const UNPROVOKED: [(&str, &str); 1] =
     [("rewrite_failed", "the headers were read before, so that a write fails only if the kernel lacks memory")];
 
@@ -34,7 +34,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     untested.chain(DOCUMENTS.iter().flat_map(|document| undocumented(tree, document, &names))).collect()
 }
 
-/// Reports the reasons that a document does not name, or none if the document does not exist.
+/// Reports the reasons that a document does not name. Reports nothing if the document does not exist.
 fn undocumented(tree: &Tree, document: &str, names: &[&str]) -> Vec<Finding> {
     let Some(text) = tree.text(document) else { return Vec::new() };
     let documented: BTreeSet<&str> = identifiers(text).collect();
@@ -42,7 +42,7 @@ fn undocumented(tree: &Tree, document: &str, names: &[&str]) -> Vec<Finding> {
     missing.map(|name| Finding::error(document, format!("the reason `{name}` of {REASONS} is missing"))).collect()
 }
 
-/// Reads names from lines such as `NoMapping = 0, "no_mapping";`.
+/// Reads the names of reasons from lines such as `NoMapping = 0, "no_mapping";`.
 fn names(declaration: &str) -> Vec<&str> {
     declaration.lines().filter_map(reason_name).collect()
 }

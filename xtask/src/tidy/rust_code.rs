@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses Rust source as far as the rules of `tidy` need: extracts code without comments, and the paths that the code
-//! names.
+//! Parses Rust source code for the rules of `tidy`: removes comments, and extracts the paths that the code names.
 
-/// Returns the code without its line comments.
+/// Returns Rust source code without line comments.
 pub(super) fn without_comments(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     for line in text.lines() {
@@ -12,19 +11,20 @@ pub(super) fn without_comments(text: &str) -> String {
     code
 }
 
-/// Returns the source without the test module at its end.
+/// Returns Rust source code without the test module at its end.
 pub(super) fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
 }
 
-/// Returns the position at which a line's comment starts. The `//` of an address such as `https://` does not count.
+/// Returns the position at which the comment in a line starts. The `//` of an address such as `https://` does not start
+/// a comment.
 pub(super) fn comment_start(line: &str) -> Option<usize> {
     line.match_indices("//")
         .map(|(start, _)| start)
         .find(|start| !line.get(..*start).is_some_and(|it| it.ends_with(':')))
 }
 
-/// Whole identifiers, in order.
+/// Returns the identifiers in a text, in their order.
 pub(super) fn identifiers(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !is_identifier(c)).filter(|word| !word.is_empty())
 }
@@ -33,7 +33,7 @@ fn is_identifier(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Returns every path that the code names: those of `use` declarations with their groups expanded, and qualified paths.
+/// Returns every path that the code names: the paths of `use` declarations, with groups expanded, and qualified paths.
 pub(super) fn paths(code: &str) -> Vec<String> {
     let mut paths = imports(code);
     paths.extend(qualified_paths(code));
@@ -61,7 +61,7 @@ fn without_renames(statement: &str) -> String {
     compact
 }
 
-/// Expands `a::{b, c::{d, e}}`.
+/// Adds the paths of a `use` tree such as `a::{b, c::{d, e}}` to `paths`.
 fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
     let Some((head, group)) = tree.split_once('{') else {
         paths.push(format!("{prefix}{tree}"));
@@ -73,7 +73,7 @@ fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// Splits a list at its commas, except those inside inner groups.
+/// Splits a list at its commas, but not at commas inside a group in braces.
 fn split_top_level(list: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let parts = list.split(|c: char| {
@@ -87,7 +87,7 @@ fn split_top_level(list: &str) -> Vec<&str> {
     parts.filter(|part| !part.is_empty()).collect()
 }
 
-/// Qualified paths outside of `use` declarations, such as `std::fs::read(…)`.
+/// Returns the qualified paths outside of `use` declarations, such as `std::fs::read`.
 fn qualified_paths(code: &str) -> impl Iterator<Item = String> {
     code.split(move |c: char| !is_identifier(c) && c != ':')
         .filter(|word| word.contains("::"))

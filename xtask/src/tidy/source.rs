@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks each source file: license, length, name, no log calls in the packet path, no machine-specific paths.
+//! Checks that each source file has a license line, an acceptable length and a descriptive name, and contains no log
+//! call for packets and no path of a certain machine.
 
 use super::Finding;
 use super::rust_code::without_tests;
 use super::tree::{Tree, has_ending};
 
-/// The recommended maximum number of lines of a file; the next constant is the limit.
+/// The recommended maximum number of lines of a file. [`LINES_LIMIT`] is the limit.
 const LINES_AIM: usize = 400;
 const LINES_LIMIT: usize = 600;
 
-/// Names that do not describe the content of a module.
+/// Module names that do not describe the content of the module.
 const EMPTY_NAMES: [&str; 6] = ["common", "helper", "helpers", "misc", "types", "utils"];
 
-/// Paths that exist only on certain machines. They are written in parts, so that this rule does not report this file.
+/// Paths that exist only on certain machines. This source code contains each path in two parts, so that the rule does
+/// not report the rule's own file.
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/t", "mp/")];
 
-/// Macros and functions that would write a log line for a packet.
+/// Macros and functions that would write a log line for each packet.
 const LOGGING: [&str; 7] = ["aya_log", "bpf_printk", "trace_printk", "debug!(", "info!(", "warn!(", "println!("];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -45,7 +47,7 @@ fn license(path: &str, text: &str) -> Option<Finding> {
     (text.lines().next() != Some(&line)).then(|| Finding::error(path, format!("the first line is not `{line}`")))
 }
 
-/// Checks the number of lines of a file; tests are not counted.
+/// Checks the number of lines of a file. Lines of the test module are not counted.
 fn length(path: &str, text: &str) -> Option<Finding> {
     let is_test = path.split('/').any(|part| part == "tests" || part == "tests.rs");
     let code = if is_test { "" } else { without_tests(text) };

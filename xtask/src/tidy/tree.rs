@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the repository's text files.
+//! Reads all text files of the repository.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,10 +7,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Directories that are not searched: they do not belong to the repository, or contain test data that tools write.
+/// The directories that are not searched, because they do not belong to the repository, or contain test data that tools
+/// write.
 const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
 
-/// Documents that describe the past, and may therefore contain names that were later changed or removed.
+/// The documents that describe the past, and may therefore contain names that have been changed or removed since.
 const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
 
 /// Whether a document describes the past.
@@ -18,12 +19,12 @@ pub(super) fn is_history(path: &str) -> bool {
     HISTORY.iter().any(|history| path.starts_with(history))
 }
 
-/// Whether a file has this extension, given without its dot.
+/// Whether a file has the extension `ending`, which is given without the dot.
 pub(super) fn has_ending(path: &str, ending: &str) -> bool {
     Path::new(path).extension() == Some(ending.as_ref())
 }
 
-/// The text of each file, by its path below the root.
+/// The text of each file, by the path of the file below the root of the repository.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     files: BTreeMap<String, String>,
@@ -46,7 +47,7 @@ impl Tree {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// Returns the files below a directory with this extension: `("npl-agent/src/core/", ".rs")`.
+    /// Returns the files with this ending below a folder, for example `("npl-agent/src/core/", ".rs")`.
     pub(super) fn below(&self, folder: &str, ending: &str) -> impl Iterator<Item = (&str, &str)> {
         self.files().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(ending))
     }

@@ -1,10 +1,10 @@
 {{/*
 SPDX-License-Identifier: Apache-2.0
 Names of objects do not contain the release's name, because a Node runs only one agent. Helm refuses a second release,
-because its cluster-scoped objects would have the same names.
+because the cluster-scoped objects of both releases would have the same names.
 */}}
 
-{{/* Labels of every object; the argument is the root. */}}
+{{/* The labels of every object; the argument is the root context. */}}
 {{- define "npl.labels" -}}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/name: npl
@@ -17,7 +17,7 @@ app.kubernetes.io/part-of: npl
 {{- end }}
 {{- end }}
 
-{{/* Labels by which the DaemonSet selects its Pods. The labels never change: a selector is immutable. */}}
+{{/* The labels by which the DaemonSet selects its Pods. The labels never change: a selector is immutable. */}}
 {{- define "npl.selector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: agent
@@ -27,7 +27,7 @@ app.kubernetes.io/component: agent
 {{ include "npl.imageName" (list . .Values.image) }}
 {{- end }}
 
-{{/* The name of an image; the argument is a list of the root and the values of the image. */}}
+{{/* The name of an image; the argument is a list of the root context and the values of the image. */}}
 {{- define "npl.imageName" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
@@ -38,7 +38,7 @@ app.kubernetes.io/component: agent
 {{- end -}}
 {{- end }}
 
-{{/* Labels by which the feed's Deployment selects its Pods. The labels never change: a selector is immutable. */}}
+{{/* The labels by which the feed's Deployment selects its Pods. The labels never change: a selector is immutable. */}}
 {{- define "npl.feedSelector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: feed
@@ -53,7 +53,7 @@ app.kubernetes.io/component: feed
 {{ .Values.config.annotationDomain | default "nodeportlocal.antrea.io" }}
 {{- end }}
 
-{{/* The Nodes on which the image can run. */}}
+{{/* The affinity for the Nodes on which the image can run. */}}
 {{- define "npl.affinity" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
@@ -62,7 +62,7 @@ nodeAffinity:
           - key: kubernetes.io/os
             operator: In
             values: [linux]
-          # The architectures for which the image is built.
+          # The processor architectures for which the image is built.
           - key: kubernetes.io/arch
             operator: In
             values: [{{ join ", " .Values.architectures }}]
@@ -79,7 +79,7 @@ seLinuxOptions:
 {{- end }}
 {{- end }}
 
-{{/* Rights of a container of the agent; the argument is its list of capabilities. */}}
+{{/* The security context of a container of the agent's image; the argument is the list of its capabilities. */}}
 {{- define "npl.securityContext" -}}
 # Kubernetes sets no ambient capabilities, so only a process with uid 0 receives the capabilities below.
 runAsUser: 0
@@ -97,7 +97,7 @@ capabilities:
 {{- if kindIs "float64" . -}}{{ int64 . }}{{- else -}}{{ toString . }}{{- end -}}
 {{- end }}
 
-{{/* Annotations of the hook that retires every Node. */}}
+{{/* The annotations of the Helm hook that retires every Node. */}}
 {{- define "npl.hook" -}}
 helm.sh/hook: pre-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded

@@ -10,14 +10,14 @@ use crate::{
     core::check::check,
 };
 
-/// Prints every inconsistency that lasts for the settling time. The exit code is 1 if there is such an inconsistency,
-/// otherwise 0.
+/// Prints every inconsistency that lasts for the settling time (`--settle`). The exit code is 1 if an inconsistency was
+/// printed, otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref();
     let mut found = check(&cluster::read_with_nodes(kubectl, namespace)?);
     if !found.is_empty() && !args.settle.is_zero() {
-        // After a Pod's change, its annotation is inconsistent for milliseconds, so only inconsistencies that last are
-        // reported.
+        // After a change of a Pod, its annotation is inconsistent for milliseconds, so only inconsistencies that last
+        // are reported.
         thread::sleep(args.settle);
         found = &found & &check(&cluster::read_with_nodes(kubectl, namespace)?);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for processes of kubectl, and checks signals and time limits meanwhile.
+//! Waits for processes of kubectl. Meanwhile, checks for signals and time limits.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-/// The interval at which signals and time limits are checked.
+/// The interval between two checks for signals and time limits.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for a process and returns its output. If `check` fails meanwhile, the process is killed.
+/// Waits for the end of a process and returns its output. If `check` fails before, kills the process.
 pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Output> {
     let (stdout, stderr) = (whole(process.stdout.take()), whole(process.stderr.take()));
     let wait = |process: &mut Child| {
@@ -35,7 +35,8 @@ pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>)
     output
 }
 
-/// Waits for the next value of a channel; `None` if the channel's sender has ended. Fails as soon as `check` fails.
+/// Waits for the next value of a channel; `None` if the channel's sender has ended. Returns an error as soon as `check`
+/// does.
 pub(super) fn receive<T>(values: &Receiver<T>, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Option<T>> {
     loop {
         match values.recv_timeout(PAUSE) {
@@ -66,7 +67,7 @@ fn whole(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     if let Some(mut pipe) = pipe {
         thread::spawn(move || {
             let mut read = Vec::new();
-            // The error is ignored: bytes that were read before it are sent.
+            // A read error is ignored: the bytes that were read before the error are sent.
             drop(pipe.read_to_end(&mut read));
             drop(sender.send(read));
         });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ends a command between two steps on Ctrl-C, SIGTERM or a time limit, so that the command can remove its objects.
+//! Ends a command between two of its steps on Ctrl-C, SIGTERM or a time limit, so that the command can remove the
+//! objects that it has created.
 
 use std::{
     sync::{
@@ -13,22 +14,21 @@ use std::{
 use anyhow::{Context as _, ensure};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The interval at which conditions are checked.
+/// The interval between two checks of a condition.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Detects that a signal has arrived, or that the time limit is over.
 #[derive(Debug, Clone)]
 pub(super) struct Interrupt {
     signals: Arc<AtomicUsize>,
-    /// The number of signals that arrived before this limit began.
+    /// The number of signals that arrived before this time limit began.
     earlier: usize,
     start: Instant,
     limit: Duration,
 }
 
 impl Interrupt {
-    /// Begins a time limit, and counts SIGINT, SIGTERM and SIGHUP instead of ending the process, which is their default
-    /// effect.
+    /// Begins a time limit. From now on, SIGINT, SIGTERM and SIGHUP are counted, and do not end the process.
     pub(super) fn watch(limit: Duration) -> anyhow::Result<Self> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().context("watch for signals")?;
@@ -60,7 +60,8 @@ impl Interrupt {
         Self { signals: Arc::default(), earlier: 0, start: Instant::now(), limit }
     }
 
-    /// Begins a time limit for the removal of objects. Earlier signals do not interrupt it; only a further signal does.
+    /// Begins a time limit for the removal of objects. Signals that arrived before do not interrupt the removal; a
+    /// further signal does.
     pub(super) fn renewed(&self, limit: Duration) -> Self {
         let signals = Arc::clone(&self.signals);
         Self { earlier: signals.load(Ordering::Relaxed), signals, start: Instant::now(), limit }
@@ -73,7 +74,7 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Repeats `read` until it returns a result; `None` after the time limit.
+    /// Repeats `read` until it returns a result. Returns `None` if the time limit is over before.
     pub(super) fn until<T>(
         &self,
         limit: Duration,

@@ -27,7 +27,7 @@ struct Row {
     services: Vec<String>,
 }
 
-/// Prints the published node ports.
+/// Prints the published node ports of the cluster.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterMappingsArgs) -> anyhow::Result<ExitCode> {
     let cluster = cluster::read(kubectl, args.namespace.as_deref())?;
     let rows = rows(&cluster, args.node.as_deref());

@@ -15,18 +15,18 @@ use crate::{
     core::members::{PortMembers, ReplicaAnswer, agree},
 };
 
-/// The label of the feed's Pods.
+/// The label selector of the feed's Pods.
 const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=feed";
-/// The number of characters of a version in tables; the JSON output has the whole version.
+/// The number of characters of a snapshot version that tables show; the JSON output has the whole version.
 const SHORT_VERSION: usize = 12;
 
-/// A replica of the feed.
+/// A Pod in which a replica of the feed runs.
 #[derive(Debug, PartialEq, Eq)]
 struct Replica {
     pod: String,
     node: String,
     is_ready: bool,
-    /// The Pod's name in the path of the API server's proxy.
+    /// The name by which the path of the API server's proxy selects the Pod.
     proxied: String,
 }
 
@@ -48,13 +48,13 @@ struct ReplicaRow {
     node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    /// Why the replica serves no members of the Service.
+    /// The reason why the replica serves no members of the Service; absent if it serves them.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }
 
-/// Prints the members. The exit code is 1 if replicas still differ after `--settle`, otherwise 2 if a replica does not
-/// answer, otherwise 0.
+/// Prints the members of a Service. The exit code is 1 if replicas still differ after `--settle`; otherwise 2 if a
+/// replica does not answer; otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &MembersArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.namespace {
         Some(namespace) => namespace.clone(),
@@ -123,7 +123,7 @@ fn replica(pod: &Value) -> Option<Replica> {
     Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready: is_ready(pod), proxied })
 }
 
-/// Requests the members from each replica, and returns the answers by the names of the replicas' Pods.
+/// Requests the members of a Service from each replica, and returns the answers by the names of the replicas' Pods.
 fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, ReplicaAnswer> {
     let namespace = &kubectl.connection.agent_namespace;
     let ready: Vec<String> = replicas.iter().filter(|it| it.is_ready).map(|it| it.proxied.clone()).collect();
@@ -148,8 +148,8 @@ fn answer(output: anyhow::Result<String>) -> ReplicaAnswer {
         ),
         Err(error) => {
             let text = format!("{error:#}").lines().collect::<Vec<_>>().join("; ");
-            // If the API server does not find the Pod, its message contains the Pod's name. Any other "not found" is
-            // the answer of the feed.
+            // If the API server does not find the Pod, the API server's message contains the Pod's name. A "not found"
+            // without a Pod's name is the answer of the feed.
             if text.contains("(NotFound)") && !text.contains("pods \"") {
                 ReplicaAnswer::Unknown
             } else if text.contains("(Unauthorized)") || text.contains("asked for the client to provide credentials") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl`: shows the node ports of the whole cluster from a workstation. The plug-in is the agent's binary with
-//! the file name `kubectl-npl`, by which kubectl finds plug-ins.
+//! `kubectl npl`: shows the node ports of the whole cluster from a workstation. The plug-in is the agent's binary, with
+//! the file name `kubectl-npl`: kubectl finds a plug-in by its file name.
 //!
 //! The plug-in runs `kubectl` for every request, so it uses the user's contexts, credentials and proxies.
 
@@ -47,7 +47,7 @@ pub fn is_plugin(program: Option<&OsStr>) -> bool {
 ///
 /// # Errors
 ///
-/// If kubectl cannot be run or refuses a request.
+/// Returns an error if kubectl cannot be run or refuses a request.
 pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     let kubectl = Kubectl { program: "kubectl", connection: &cli.connection, interrupt: None };
     match &cli.command {
@@ -62,7 +62,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The time for which the creation of an object may continue after a Ctrl-C.
+/// The time for which kubectl may continue to create an object after a Ctrl-C.
 const CREATION: Duration = Duration::from_secs(5);
 
 /// Runs kubectl with the user's connection options.
@@ -75,7 +75,7 @@ struct Kubectl<'a> {
 }
 
 impl<'a> Kubectl<'a> {
-    /// Returns a copy whose requests end early when a signal arrives or the time limit is over.
+    /// Returns a copy of this value whose requests end early when a signal arrives or the time limit is over.
     const fn within(self, interrupt: &'a Interrupt) -> Self {
         Self { interrupt: Some(interrupt), ..self }
     }
@@ -98,7 +98,7 @@ impl<'a> Kubectl<'a> {
         context.chain(kubeconfig).collect()
     }
 
-    /// Returns the command line, which a user can copy and repeat.
+    /// Returns the command line of kubectl in a form that a user can copy and run.
     fn line(self, arguments: &[&str]) -> String {
         let options = self.options();
         let options = options.iter().map(|option| option.to_string_lossy());
@@ -106,8 +106,8 @@ impl<'a> Kubectl<'a> {
         format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and its standard output is empty,
-    /// its standard error is returned as the error.
+    /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and has printed nothing to
+    /// standard output, returns its standard error as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
         let mut command = self.command(arguments);
         let output = child::output(start(&mut command)?, || self.check())?;
@@ -118,14 +118,14 @@ impl<'a> Kubectl<'a> {
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// Creates an object. After a Ctrl-C, the creation may continue for a few seconds, so that it is usually known
-    /// whether the object exists.
+    /// Creates a Kubernetes object. After a Ctrl-C, the creation may continue for a few seconds, so that this process
+    /// usually learns whether the object exists.
     fn create(self, object: &Value) -> anyhow::Result<()> {
         let mut command = self.command(&["create", "--filename", "-"]);
         let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;
         if let Some(mut input) = kubectl.stdin.take() {
-            // The error is ignored: if kubectl ends before it has read the object, kubectl's standard error contains
-            // the reason.
+            // A write error is ignored: if kubectl ends before it has read the object, kubectl's standard error
+            // contains the reason.
             drop(input.write_all(object.to_string().as_bytes()));
         }
         let interrupted = OnceCell::new();
@@ -139,8 +139,8 @@ impl<'a> Kubectl<'a> {
         succeeded(&output).context("`kubectl create`")
     }
 
-    /// Removes an object and waits for its end. A Ctrl-C of the terminal does not reach kubectl, which runs in a
-    /// separate process group here.
+    /// Removes a Kubernetes object and waits until the object is gone. A Ctrl-C of the terminal does not reach kubectl,
+    /// because kubectl runs in a separate process group here.
     fn delete(self, arguments: &[&str]) -> anyhow::Result<()> {
         let mut command = self.command(&[&["delete"], arguments].concat());
         let output = child::output(start(command.process_group(0))?, || self.check())?;
@@ -165,7 +165,7 @@ fn start(command: &mut Command) -> anyhow::Result<Child> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("run kubectl: it must be on the PATH")
 }
 
-/// Returns the standard error of a failed command as an error.
+/// Returns an error with the command's standard error if the command has failed.
 fn succeeded(output: &Output) -> anyhow::Result<()> {
     anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim_end());
     Ok(())

@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::{Kubectl, items_at, text_at};
 use crate::config::kubectl_args::OnArgs;
 
-/// The label of the agents' Pods.
+/// The label selector of the agents' Pods.
 const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=agent";
 /// The name of the agent's container.
 const CONTAINER: &str = "npl-agent";
-/// The path of the binary in the agents' image.
+/// The path of the binary `npl-agent` in the agents' image.
 pub(super) const PROGRAM: &str = "/npl-agent";
-/// The maximum number of commands that run at the same time.
+/// The maximum number of commands that run in agents' Pods at the same time.
 const AT_ONCE: usize = 8;
 
 /// The Pod of a Node's agent.
@@ -29,7 +29,7 @@ pub(super) struct AgentPod {
     pub(super) variables: BTreeMap<String, String>,
 }
 
-/// Lists the agents' Pods, by the name of their Node.
+/// Lists the agents' Pods, each by the name of the Pod's Node.
 pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, AgentPod>> {
     let namespace = &kubectl.connection.agent_namespace;
     let pods = kubectl.list(&["pods", "--namespace", namespace, "--selector", SELECTOR])?;
@@ -38,7 +38,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
         let is_running = container_is_running(pod);
         let (image, variables) = container(pod);
         let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running, image, variables };
-        // While an agent is being replaced, its Node has two agent Pods. The running Pod takes precedence.
+        // While an agent is being replaced, its Node has two agent Pods. Of these two, the running Pod is used.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
             agents.insert(node, agent);
@@ -47,7 +47,7 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
     Ok(agents)
 }
 
-/// Returns the image and the variables of the agent's container.
+/// Returns the image and the environment variables of the agent's container.
 fn container(pod: &Value) -> (String, BTreeMap<String, String>) {
     let container = items_at(pod, "/spec/containers").find(|container| text_at(container, "/name") == CONTAINER);
     let Some(container) = container else { return (String::new(), BTreeMap::new()) };

@@ -33,8 +33,8 @@ struct Row {
     findings: Vec<String>,
 }
 
-/// Prints a line for each Node. The exit code is 1 if a Node's traffic is at risk, otherwise 2 if a Node's verdict is
-/// unknown, otherwise 0.
+/// Prints a line for each Node. The exit code is 1 if a Node's traffic is at risk; otherwise 2 if a Node's verdict is
+/// unknown; otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Result<ExitCode> {
     let agents = agents(kubectl)?;
     let nodes = kubectl.list(&["nodes"])?;

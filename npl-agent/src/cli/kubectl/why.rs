@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// Prints the chains of conditions of a Pod or a Service. The exit code is 1 if a condition does not hold, otherwise 2
-/// if the agent of a Node gives no answer, otherwise 0.
+/// Prints the chains of conditions of a Pod or a Service. The exit code is 1 if a condition does not hold; otherwise 2
+/// if the agent of a Node gives no answer; otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterWhyArgs) -> anyhow::Result<ExitCode> {
     let namespace = match &args.object {
         Question::Pod(key, _) | Question::Service(key) => &key.namespace,
@@ -100,7 +100,7 @@ fn argument(question: &Question) -> String {
     }
 }
 
-/// Returns why NPL ignores a Service; `None` if NPL allocates node ports for the Service.
+/// Returns the reason why NPL ignores a Service; `None` if NPL allocates node ports for the Service.
 fn inactive(service: &Service, domain: &str) -> Option<String> {
     if !service.is_enabled {
         return Some(format!("the annotation {domain}/enabled is not exactly \"true\""));

@@ -16,35 +16,35 @@ use super::{
     publish::annotation::{self, PublishedEntry},
 };
 
-/// The Kubernetes objects that the comparison needs.
+/// The Pods, Services and Nodes of a cluster, as far as the comparison needs them.
 #[derive(Debug, Default)]
 pub struct Cluster {
-    /// Every Pod, with the name of its Node; `None` if the Pod is not scheduled yet.
+    /// Every Pod of the cluster, with the name of the Pod's Node; `None` if the Pod is not scheduled yet.
     pub pods: Vec<(Pod, Option<String>)>,
-    /// Every Service.
+    /// Every Service of the cluster.
     pub services: Vec<Service>,
-    /// The addresses of every Node, by its name.
+    /// The addresses of every Node, by the Node's name.
     pub nodes: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
-/// The kind of an inconsistency.
+/// The kind of difference between a Pod's annotation and the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A Service requests a Pod port that the annotation does not name.
+    /// A Service requests a port of the Pod that the Pod's annotation does not name.
     Missing,
-    /// The annotation names a port that no Service requests.
+    /// The annotation names a port of the Pod that no Service requests.
     Stale,
     /// The annotation names an address that the Pod's Node does not have.
     WrongAddress,
-    /// Two Pods name the same node address, node port and protocol.
+    /// The annotations of two Pods name the same node address, node port and protocol.
     Duplicate,
-    /// The annotation cannot be decoded.
+    /// The value of the Pod's annotation cannot be decoded.
     Unreadable,
 }
 
 impl Kind {
-    /// The name of the kind in tables and JSON.
+    /// The name of this kind of inconsistency in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -68,7 +68,7 @@ pub struct Inconsistency {
     pub pod: String,
     /// The Node of the Pod.
     pub node: String,
-    /// The inconsistency, as one sentence.
+    /// The description of the inconsistency, one sentence.
     pub text: String,
     /// The documentation section about this kind of inconsistency: file and anchor.
     pub page: &'static str,
@@ -77,7 +77,8 @@ pub struct Inconsistency {
 /// A node address, node port and protocol.
 type Address = (IpAddr, NodePort, Protocol);
 
-/// Finds every inconsistency. The result is sorted by kind and Pod.
+/// Compares the annotations of all Pods that have a Node and have not finished. Sorts the inconsistencies by kind and
+/// Pod.
 pub fn check(cluster: &Cluster) -> BTreeSet<Inconsistency> {
     let mut found = BTreeSet::new();
     let mut named: BTreeMap<Address, Vec<PodOnNode<'_>>> = BTreeMap::new();
@@ -163,7 +164,8 @@ fn check_pod(cluster: &Cluster, subject: PodOnNode<'_>, entries: &[PublishedEntr
 }
 
 /// The Pod ports that the annotation should name, for each family of which both Pod and Node have an address. SCTP
-/// ports are left out: agents serve SCTP only if `--protocols` names SCTP, so a missing SCTP entry may be correct.
+/// ports are left out: agents serve SCTP only if `--protocols` names SCTP, so an annotation without the SCTP port may
+/// be correct.
 fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {
     let has_family =
         |family: &Family| pod.ip_of(*family).is_some() && addresses.iter().any(|ip| Family::of(*ip) == *family);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs, filters and qdiscs of other software on a device, which a redirect would bypass.
+//! Programs, filters and qdiscs on a network device. A redirect would bypass those of other software.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,22 @@ use super::{Device, DeviceKind, DeviceSelection};
 
 /// The major number of the handles of NPL's filters.
 const MAJOR: u16 = 0x4e50;
-/// The minor number of the handle of ABI version 0. Later versions have the following minor numbers.
+/// The minor number of the filter handle of ABI version 0. ABI version N has the minor number that is greater by N.
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle, greater than the minor numbers of all ABI versions.
+/// The minor number of the temporary filter's handle. No ABI version has a greater minor number.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
-/// The handle of the temporary filter that translates while NPL's filter is moved ahead of other filters, as major and
-/// minor number.
+/// The handle, as major and minor number, of a temporary filter. The temporary filter translates packets while the
+/// agent moves NPL's filter ahead of the filters of other software.
 pub const STAND_IN_HANDLE: (u16, u16) = (MAJOR, STAND_IN_MINOR);
-/// The priority of NPL's filters that translate. These filters run before all filters whose priority the kernel chose.
+/// The priority of NPL's filters that translate packets. Filters with this priority run before all filters whose
+/// priority the kernel chose.
 pub const FIRST: u16 = 1;
-/// The priority of NPL's filters that observe packets after all other filters have run.
+/// The priority of NPL's filters that observe packets: the kernel runs filters with this priority last.
 pub const LAST: u16 = u16::MAX;
 
-/// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
+/// Kinds of qdiscs that neither shape nor police traffic; the kernel uses them by default.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
-/// Qdiscs without a queue: their only purpose is that filters can be attached to them.
+/// Kinds of qdiscs without a queue: their only purpose is that filters can be attached to them.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
 /// The qdisc with an ingress hook and an egress hook.
 const HOOK_OF_BOTH: &str = "clsact";
@@ -48,7 +49,7 @@ impl AttachmentOwner {
     }
 }
 
-/// A direction, seen from the device.
+/// A direction of packets, seen from the network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// Packets that arrive on the device.
@@ -69,31 +70,31 @@ pub struct DeviceAttachments {
 }
 
 impl DeviceAttachments {
-    /// Whether a qdisc shapes or polices traffic.
+    /// Whether a qdisc of the device shapes or polices traffic.
     pub fn has_limit(&self) -> bool {
         self.queues.iter().any(|kind| !PLAIN_QUEUES.contains(&kind.as_str()) && !is_hook(kind))
     }
 
-    /// Whether other software has a program or filter for a direction.
+    /// Whether other software has a program or filter on the device for packets of this direction.
     pub fn has_others(&self, side: Side) -> bool {
         self.on(side).iter().any(AttachmentOwner::is_other)
     }
 
-    /// The names of other software's programs and filters that run ahead of NPL's; empty if NPL has no program or
-    /// filter in this direction.
+    /// The names of the programs and filters of other software that run ahead of NPL's program or filter; empty if NPL
+    /// has no program or filter in this direction.
     pub fn ahead_of_npl(&self, side: Side) -> Vec<&str> {
         let owners = self.on(side);
         let Some(npl) = owners.iter().position(|owner| *owner == AttachmentOwner::Npl) else { return Vec::new() };
         owners.iter().take(npl).filter_map(AttachmentOwner::other_name).collect()
     }
 
-    /// Whether other software has an ingress program or filter that runs after NPL's.
+    /// Whether other software has an ingress program or filter that runs after NPL's ingress program or filter.
     pub fn has_others_behind_npl(&self) -> bool {
         let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
         self.ingress.iter().skip(npl.unwrap_or_default()).any(AttachmentOwner::is_other)
     }
 
-    /// The directions in which the device's qdiscs allow filters.
+    /// The directions for which the device has a qdisc to which filters can be attached.
     pub fn filtered_sides(&self) -> &'static [Side] {
         if self.queues.contains(HOOK_OF_BOTH) {
             &[Side::Ingress, Side::Egress]
@@ -104,7 +105,7 @@ impl DeviceAttachments {
         }
     }
 
-    /// Appends the owners of filters, in the order in which the filters run.
+    /// Appends the owners of the device's filters for one direction, in the order in which the filters run.
     pub fn add(&mut self, side: Side, owners: impl IntoIterator<Item = AttachmentOwner>) {
         match side {
             Side::Ingress => self.ingress.extend(owners),
@@ -120,10 +121,11 @@ impl DeviceAttachments {
     }
 }
 
-/// The handle of the filters of an ABI version, as major and minor number. Because each version has its own handle, a
-/// new agent can attach its filter before it detaches the filter of an earlier version.
+/// Returns the handle of the filters of an ABI version, as major and minor number. Because ABI versions have different
+/// handles, an agent can attach its filter before it detaches the filter of another ABI version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
-    // Version 255 gets the handle of version 0 again, because the next handle belongs to the temporary filter.
+    // ABI version 255 gets the handle of version 0 again, because the handle after that of version 254 belongs to the
+    // temporary filter.
     (MAJOR, MINOR + (abi % 0xff) as u16)
 }
 
@@ -132,12 +134,12 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// The owner of the filter that a netlink message describes; `None` if the message describes no filter but only a
-/// priority.
+/// Returns the owner of the filter that a netlink message describes; `None` if the message describes no filter but only
+/// a priority.
 ///
-/// For each priority, the kernel first sends a message with a kind and without a handle, and then one message for each
-/// filter. NPL's filters may have the same priority as filters of other software, so the handle decides whether a
-/// filter is NPL's.
+/// For each priority, the kernel first sends a message with the kind of the filters and without a handle, and then one
+/// message for each filter. NPL's filters may have the same priority as filters of other software, so the handle
+/// decides whether a filter is NPL's.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16), name: Option<&str>) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {

@@ -2,10 +2,10 @@
 //! Decides the order of NPL's programs and the programs of other software on an uplink. If a program ahead of NPL's
 //! program returns a final verdict, as Cilium's programs do, NPL's program does not run.
 //!
-//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the newest filter
-//! runs first. So if a CNI attaches its filters after NPL, these filters run ahead of NPL's filter. NPL then moves its
-//! filter ahead of the CNI's filters. The number of moves is limited, because other software may move its filters in
-//! the same way.
+//! Before Linux 6.6, programs are attached as filters. Of several filters with the same priority, the filter that was
+//! attached last runs first. So if a CNI attaches its filters after NPL, the CNI's filters run ahead of NPL's filter.
+//! NPL then moves its own filter ahead of the CNI's filters. The number of moves is limited, because other software may
+//! move its filters in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,27 +15,27 @@ use super::{
 };
 use crate::core::model::Moment;
 
-/// The maximum number of moves of one filter within [`WINDOW_MILLIS`].
+/// The maximum number of times that one filter is moved within [`WINDOW_MILLIS`].
 const MOST_MOVES: usize = 5;
 const WINDOW_MILLIS: u64 = 600_000;
 
 /// The hooks of an uplink on which NPL's programs translate packets.
 const HOOKS: [(Direction, Side); 2] = [(Direction::Egress, Side::Egress), (Direction::Ingress, Side::Ingress)];
 
-/// For each device, by name: the programs of other software that run ahead of NPL's programs. Each program is given as
-/// its name and direction.
+/// For each device, by name: the programs of other software that run ahead of NPL's programs. Each element is the name
+/// and direction of one program.
 pub type ProgramsAhead = BTreeMap<String, BTreeSet<String>>;
 
-/// Decides which filters to move, and stores the recent moves of each filter, because the number of moves is limited.
+/// Decides which of NPL's filters to move. Stores when each filter was moved, because the number of moves is limited.
 #[derive(Debug, Default)]
 pub struct FilterOrder {
     moves: BTreeMap<(u32, Direction), Vec<Moment>>,
 }
 
 impl FilterOrder {
-    /// Returns the filters to move, and the programs that stay ahead of NPL's programs. Programs that are attached by
-    /// TCX links stay ahead, because NPL does not reorder TCX links. Filters stay ahead if the limit of moves is
-    /// reached on their hook.
+    /// Returns NPL's filters to move, and the programs of other software that stay ahead of NPL's programs. Programs
+    /// that are attached by TCX links stay ahead, because NPL does not reorder TCX links. Filters of other software
+    /// stay ahead if NPL's filter on the same hook has reached the limit of moves.
     pub fn decide(
         &mut self,
         uplinks: &[&Device],
@@ -63,7 +63,8 @@ impl FilterOrder {
         (moves, ahead)
     }
 
-    /// Returns whether the limit of moves permits another move of the hook's filter. If so, records the move.
+    /// If the limit of moves is not reached for NPL's filter on the hook, records one more move and returns true;
+    /// otherwise returns false.
     fn record_move(&mut self, hook: (u32, Direction), now: Moment) -> bool {
         let recent = self.moves.entry(hook).or_default();
         recent.retain(|moved| now.0.saturating_sub(moved.0) < WINDOW_MILLIS);

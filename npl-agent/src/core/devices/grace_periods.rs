@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Grace periods for addresses and devices that disappear. Addresses and routes disappear briefly when a link flaps, a
-//! lease is renewed or a network manager restarts. If the programs were detached during that time, the host would
-//! answer instead of the Pods and reset their connections.
+//! Grace periods for Node addresses and devices that disappear. Addresses and routes disappear briefly when a link
+//! flaps, a lease is renewed or a network manager restarts. If NPL's programs were detached while an address or route
+//! is absent, the host would answer instead of the Pods and reset the Pods' connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::Moment;
 
-/// The length of a grace period. A link comes up within seconds, and IPv6 duplicate address detection adds a few
-/// seconds.
+/// The length of a grace period in milliseconds. A link comes up within seconds, and IPv6 duplicate address detection
+/// takes a few more seconds.
 pub const GRACE_MILLIS: u64 = 10_000;
 
 /// The addresses or devices (`K`) that are absent, each with the time at which it disappeared.
@@ -24,8 +24,8 @@ impl<K> Default for GracePeriods<K> {
 }
 
 impl<K: Ord + Copy> GracePeriods<K> {
-    /// Records which of the `held` addresses or devices are not `present` any more. Returns those that are still within
-    /// their grace period.
+    /// Records which of the `held` addresses or devices are not `present` any more. Returns the absent addresses or
+    /// devices whose grace period has not ended.
     pub fn update(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
         let since = |it: &K| (*it, self.since.get(it).copied().unwrap_or(now));
         let away: BTreeMap<K, Moment> = held.difference(present).map(since).collect();
@@ -33,7 +33,7 @@ impl<K: Ord + Copy> GracePeriods<K> {
         self.since.keys().copied().collect()
     }
 
-    /// When the first grace period ends.
+    /// The time at which the earliest of the current grace periods ends.
     pub fn next_deadline(&self) -> Option<Moment> {
         self.since.values().min().map(|since| since.plus(GRACE_MILLIS))
     }

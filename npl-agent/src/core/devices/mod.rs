@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides to which devices the programs are attached, and on which of the Node's addresses node ports answer. Every
-//! decision about a device has a reason.
+//! decision about a device comes with the reason for the decision.
 
 pub mod attachments;
 pub mod filter_order;
@@ -15,17 +15,17 @@ pub mod xdp;
 
 use std::net::IpAddr;
 
-/// The kind of a network device.
+/// The kind of a network device, as far as the choice of uplinks depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A hardware device, or a device that a hypervisor emulates.
+    /// A hardware network device, or a network device that a hypervisor emulates.
     Physical,
-    /// `lo`.
+    /// The loopback device `lo`.
     Loopback,
-    /// One end of a veth pair. The other end is usually in a Pod; if the Node itself is a container, the uplink is also
-    /// a veth.
+    /// One end of a veth pair. The other end is usually in a Pod. If the Node itself is a container, the Node's uplink
+    /// is also a veth.
     Veth,
-    /// A bridge; usually a CNI's, sometimes the uplink.
+    /// A bridge; usually the bridge of a CNI, sometimes the Node's uplink.
     Bridge,
     /// A dummy device, which has addresses but no traffic.
     Dummy,
@@ -33,42 +33,44 @@ pub enum DeviceKind {
     Tunnel,
     /// A virtual router (VRF), which routes the packets that its member devices have received.
     Vrf,
-    /// VLAN, bond, team and other kinds of uplinks.
+    /// A device of any other kind, such as VLAN, bond or team; it may be an uplink.
     Other,
 }
 
 /// Where the IP header begins in the packets of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// After an Ethernet header.
+    /// The IP header follows an Ethernet header.
     Ethernet,
-    /// At the beginning of the packet: point-to-point tunnels, PPP, raw IP.
+    /// The packet begins with the IP header: point-to-point tunnels, PPP, raw IP.
     None,
-    /// After an Ethernet header and a VLAN tag, which a VLAN device with `reorder_hdr off` leaves in the frame.
+    /// The IP header follows an Ethernet header and a VLAN tag: a VLAN device with `reorder_hdr off` leaves the tag in
+    /// the frame.
     Tagged,
-    /// After the tunnel's outer headers, which a GRE device without a remote address leaves in its packets.
+    /// The IP header follows the outer headers of a tunnel: a GRE device without a remote address leaves them in its
+    /// packets.
     Outer,
-    /// After a header that the programs do not parse, such as InfiniBand's.
+    /// The IP header follows a link-layer header that NPL's programs do not parse, such as that of InfiniBand.
     Other,
 }
 
 /// The kind of a device's master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Master {
-    /// A bond, bridge or team, which receives the frames of its members.
+    /// The master is a bond, bridge or team, which receives the frames of its members.
     ReceivesFrames,
-    /// A virtual router (VRF).
+    /// The master is a virtual router (VRF).
     Vrf,
 }
 
-/// A network device.
+/// A network device of the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// The interface index.
+    /// The ifindex of the device.
     pub ifindex: u32,
-    /// The interface name.
+    /// The name of the device.
     pub name: String,
-    /// The kind.
+    /// The kind of the device.
     pub kind: DeviceKind,
     /// The link layer of the device's packets.
     pub link_layer: LinkLayer,
@@ -80,15 +82,14 @@ pub struct Device {
     pub has_default_route: bool,
     /// Whether a route with a gateway leaves through the device.
     pub has_gateway_route: bool,
-    /// The device's addresses of global scope, in the order of the kernel's list.
+    /// The device's IP addresses of global scope, in the order of the kernel's list.
     pub addresses: Vec<IpAddr>,
     /// Driver, MTU and further properties of the link.
     pub link: LinkFacts,
 }
 
 impl Device {
-    /// Creates an Ethernet device without a master, a default route or addresses, and without known properties of its
-    /// link.
+    /// Creates an Ethernet device without a master, default route and addresses, and with default link properties.
     #[must_use]
     pub fn new(ifindex: u32, name: &str, kind: DeviceKind) -> Self {
         Self {
@@ -111,21 +112,22 @@ impl Device {
 pub struct LinkFacts {
     /// The name of the driver, if the device is hardware.
     pub driver: Option<String>,
-    /// The MTU in bytes.
+    /// The MTU of the device in bytes.
     pub mtu: u32,
     /// Whether the device is a bridge with a hardware device among its ports.
     pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// The ifindex of the lower device, whose network a macvlan or ipvlan device shares; `None` for all other devices.
+    /// For a macvlan or ipvlan device, the ifindex of the lower device, whose network it shares; `None` for devices of
+    /// other kinds.
     pub shares_network_of: Option<u32>,
-    /// Whether the device is a netkit device that drops every packet which no program passes.
+    /// Whether the device is a netkit device whose policy drops every packet that no program accepts.
     pub is_closed: bool,
     /// Whether the device has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,
 }
 
-/// The reason why a device with an `ingress` qdisc is unsupported before Linux 6.6; a text for logs and the doctor.
+/// The text, for logs and the doctor, that says why a device with an `ingress` qdisc is unsupported before Linux 6.6.
 pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
                                      holds the same filters";
 
@@ -134,17 +136,17 @@ pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress h
 pub enum Direction {
     /// Packets that arrive on the device: requests on an uplink, replies on a Pod's device.
     Ingress,
-    /// Packets that leave through an uplink: replies.
+    /// Packets that leave through an uplink: replies to clients.
     Egress,
     /// Packets that leave through a Pod's device: requests that the host's stack forwarded.
     ToPods,
 }
 
 impl Direction {
-    /// All directions.
+    /// All TC hooks of uplinks and Pods' devices.
     pub const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
 
-    /// The name in tables and logs.
+    /// The name of the hook in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -153,13 +155,13 @@ impl Direction {
     }
 }
 
-/// How many of the chosen devices have the programs attached.
+/// On how many of the chosen devices NPL's programs are attached, and on how many they are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
-    /// Devices with attached programs.
+    /// The number of chosen devices on which the programs are attached.
     pub attached: usize,
-    /// Chosen devices on which attaching failed, or whose link layer the programs do not support. The agent tries again
-    /// at each survey.
+    /// The number of chosen devices on which attaching failed, or whose link layer the programs do not support. The
+    /// agent tries again at each survey of the devices.
     pub failed: usize,
 }
 
@@ -168,55 +170,57 @@ pub struct Coverage {
 pub enum DeviceSelection {
     /// The devices that the rules of [`choose`] select.
     Auto,
-    /// The devices with these names.
+    /// The devices with these names, and no others.
     Named(Vec<String>),
 }
 
-/// Why the programs are or are not attached to a device.
+/// The reason why NPL's programs are, or are not, attached to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UplinkReason {
     /// `--devices` names the device.
     Named,
-    /// `--devices` names only other devices.
+    /// `--devices` names devices, but not this device.
     NotNamed,
     /// The device has a published address of the Node.
     HasNodeAddress,
     /// The main routing table has a default route through the device.
     HasDefaultRoute,
-    /// A route with a gateway leaves through the device, which has no address.
+    /// The device has no address, but a route with a gateway leaves through the device.
     HasGatewayRoute,
-    /// A bridge with an address and a physical port: clients may be reachable through that port.
+    /// The device is a bridge with an address and a physical port: clients may be reachable through that port.
     BridgesPhysicalPort,
-    /// A tunnel, through which replies to Pods of other Nodes leave.
+    /// The device is a tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
-    /// The device has an address and is of a kind that uplinks have.
+    /// The device has an address, and uplinks may be of its kind.
     IsUplink,
-    /// An earlier agent attached the programs, which stay attached until the Node's published addresses are known.
+    /// An earlier agent attached the programs. The programs stay attached until the Node's published addresses are
+    /// known.
     Kept,
-    /// The device was an uplink a moment ago, and its address or route may return.
+    /// The device was an uplink less than a grace period ago, and the device's address or route may return.
     InGracePeriod,
-    /// The programs are attached to the device's master.
+    /// The programs are not attached to this device, but to its master (bond, bridge or team).
     IsEnslaved,
-    /// The programs are attached to the VRF's member devices.
+    /// The device is a VRF: the programs are attached to its member devices instead.
     IsVrf,
     /// The device is `lo`: cgroup programs serve local clients, and the TC programs are not needed.
     IsLoopback,
     /// The device is a dummy device, which has no traffic.
     IsDummy,
-    /// The device is a veth or a bridge without a Node address and without a default route, so it leads to Pods.
+    /// The device is a veth or a bridge that has neither a Node address nor a default route, so the device leads to
+    /// Pods.
     LeadsToPods,
     /// The device has no address, so no client can send to it.
     HasNoAddress,
-    /// The link layer is [`LinkLayer::Tagged`], which the programs do not support.
+    /// The device's link layer is [`LinkLayer::Tagged`], which the programs do not support.
     LeavesTags,
-    /// The link layer is [`LinkLayer::Outer`], which the programs do not support.
+    /// The device's link layer is [`LinkLayer::Outer`], which the programs do not support.
     ShowsOuterHeaders,
-    /// The link layer is [`LinkLayer::Other`], which the programs do not support.
+    /// The device's link layer is [`LinkLayer::Other`], which the programs do not support.
     HasOtherLinkLayer,
 }
 
 impl UplinkReason {
-    /// The text in tables and logs.
+    /// The text of the reason in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Named => "named by --devices",
@@ -243,18 +247,19 @@ impl UplinkReason {
         }
     }
 
-    /// Whether clients can send to the Node's published address through an uplink with this reason. Tunnels to other
-    /// Nodes carry replies, and requests only if the Node's address is on the tunnel.
+    /// Whether clients can send to the Node's published address through an uplink with this reason. A tunnel to other
+    /// Nodes always carries replies, but carries requests only if the Node's address is on the tunnel.
     pub const fn reaches_clients(self) -> bool {
         !matches!(self, Self::IsTunnel)
     }
 
-    /// Whether a former uplink with this reason remains an uplink for a grace period.
+    /// Whether a former uplink remains an uplink for a grace period if this is the reason why the device is no uplink
+    /// any more.
     pub const fn has_grace_period(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
 
-    /// Whether clients may use a device that the programs do not support.
+    /// Whether this reason means that clients may use the device although the programs do not support it.
     pub const fn is_unsupported(self) -> bool {
         matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
     }
@@ -264,8 +269,8 @@ impl UplinkReason {
 ///
 /// Requests arrive on devices with the Node's addresses; replies leave through any device that does not lead to Pods.
 /// So an uplink gets the programs for both directions. Until the Node's addresses are known, a device keeps the
-/// programs of an earlier agent. An agent that starts without an API server therefore does not interrupt traffic.
-/// Programs are never attached to a device whose headers the programs do not parse.
+/// programs of an earlier agent. An agent that starts without an API server therefore does not interrupt traffic. A
+/// device whose headers the programs do not parse gets no programs.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
@@ -330,9 +335,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. The published addresses come first, if a device has them. All
-/// other addresses of devices follow, except addresses of dummy devices. Dummy devices are excluded because kube-proxy
-/// in IPVS mode assigns all cluster IPs to a dummy device.
+/// The addresses on which node ports answer, by priority. The published addresses that a device has come first. The
+/// unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are excluded because
+/// kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();
@@ -393,7 +398,7 @@ mod tests {
         assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
     }
 
-    /// cilium/cilium#12317: the Node's address is on `lo`, and BGP routes lead to the clients.
+    /// The case of cilium/cilium#12317: the Node's address is on `lo`, and BGP routes lead to the clients.
     #[test]
     fn a_device_without_an_address_is_an_uplink_if_a_route_with_a_gateway_leaves_through_it() {
         let routed = |name, kind| Device { has_gateway_route: true, ..device(name, kind, &[]) };

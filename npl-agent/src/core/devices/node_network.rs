@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). Such Pods answer clients directly, so
-//! their replies bypass the Node and its reverse NAT. The client then receives replies from an address that it does not
-//! know.
+//! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). Pods on the Node's own network answer
+//! clients directly: the replies do not pass the Node, so they get no reverse NAT. The client then receives replies
+//! from the Pod's address, to which the client has sent nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,22 +10,22 @@ use std::{
 
 use super::{Device, DeviceKind, UplinkReason, choose_by_rules, redirect::Route};
 
-/// The Pods on the same network as an uplink of the Node, each with the name of the uplink.
+/// The addresses of the Pods that are on the same network as an uplink of the Node, each with the name of that uplink.
 pub type PodsOnNodeNetwork = BTreeMap<IpAddr, String>;
 
-/// The routes to the Pods of the Node, as last looked up.
+/// The routes to the Pods of the Node, as found by the last look-up in the routing tables.
 #[derive(Debug, Default)]
 pub struct PodRoutes {
-    /// The addresses whose routes were looked up.
+    /// The Pod addresses whose routes were looked up.
     known: BTreeSet<IpAddr>,
-    /// The routes; addresses without a route are absent.
+    /// The route to each Pod address; addresses without a route are absent.
     routes: BTreeMap<IpAddr, Route>,
-    /// The devices through which Pods on the network of an uplink are reached, by ifindex, with the name of the uplink.
+    /// By ifindex: each device that leads to Pods on the network of an uplink, with the name of that uplink.
     uplinks: BTreeMap<u32, String>,
 }
 
 impl PodRoutes {
-    /// Replaces all routes and devices.
+    /// Replaces the routes to all Pods, and the devices that lead to Pods on the network of an uplink.
     pub fn replace(
         &mut self,
         devices: &[Device],
@@ -38,13 +38,13 @@ impl PodRoutes {
         (self.known, self.routes) = (known, routes);
     }
 
-    /// Adds the routes to further addresses.
+    /// Adds the routes to Pod addresses that had not been looked up before.
     pub fn add(&mut self, known: BTreeSet<IpAddr>, routes: BTreeMap<IpAddr, Route>) {
         self.known.extend(known);
         self.routes.extend(routes);
     }
 
-    /// Removes all addresses except these, and returns the addresses whose routes were not looked up yet.
+    /// Removes all Pod addresses except `addresses`. Returns those of `addresses` whose routes were not looked up yet.
     pub fn retain(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.known.retain(|addr| addresses.contains(addr));
         self.routes.retain(|addr, _| addresses.contains(addr));
@@ -59,8 +59,8 @@ impl PodRoutes {
     }
 }
 
-/// The uplink on whose network a device reaches Pods. A macvlan or ipvlan device on the Node (a shim) leads to Pods on
-/// the network of the device below it.
+/// The uplink on whose network the Pods behind `device` are. A macvlan or ipvlan device on the Node (a shim) leads to
+/// Pods on the network of its lower device.
 pub fn network_of<'a>(device: &'a Device, devices: &'a [Device], node_ips: &[IpAddr]) -> Option<&'a Device> {
     if is_of_node_network(device, node_ips) {
         return Some(device);
@@ -69,7 +69,7 @@ pub fn network_of<'a>(device: &'a Device, devices: &'a [Device], node_ips: &[IpA
     devices.iter().find(|it| it.ifindex == lower && leaves_the_node(it, node_ips))
 }
 
-/// Whether the network of a device extends beyond the Node. Unlike an uplink, such a device may have no address.
+/// Whether the network of a device extends beyond the Node. Unlike an uplink, the device need not have an address.
 fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
     is_of_node_network(device, node_ips)
         || matches!(device.kind, DeviceKind::Physical | DeviceKind::Other)
@@ -78,7 +78,7 @@ fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
 
 /// Whether clients are on the device's own network, so that a Pod on that network reaches clients without the Node. A
 /// device that is not hardware must have a Node address or the default route. For example, an Open vSwitch device with
-/// another address may connect a CNI's Pods to the Node.
+/// an address that is no Node address may connect a CNI's Pods to the Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,
@@ -155,9 +155,9 @@ mod tests {
         for lower in [
             device(DeviceKind::Physical, &[NODE_IP]),
             device(DeviceKind::Physical, &[]),
-            // A VLAN or a bond.
+            // The device is a VLAN or a bond.
             device(DeviceKind::Other, &[]),
-            // The uplink of a Node that is a container.
+            // The device is the uplink of a Node that is a container.
             device(DeviceKind::Veth, &[NODE_IP]),
             Device { link: with_port, ..bridge },
         ] {
@@ -172,8 +172,8 @@ mod tests {
         }
     }
 
-    /// The AWS VPC CNI, Azure's and Cilium's ENI mode give Pods addresses of the Node's subnet and route them by veth
-    /// pairs.
+    /// The AWS VPC CNI, the Azure CNI and Cilium's ENI mode give Pods addresses of the Node's subnet, but connect each
+    /// Pod by a veth pair.
     #[test]
     fn a_pod_behind_a_veth_pair_with_an_address_of_the_nodes_subnet_is_not_on_the_nodes_network() {
         let uplink = Device { ifindex: 2, ..device(DeviceKind::Physical, &[NODE_IP]) };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the role of each device of the Node: which devices are uplinks, and which uplinks translate requests by XDP.
-//! Also decides which Pods are reached by redirect, and on which addresses node ports answer.
+//! Decides which devices of the Node are uplinks, and on which uplinks XDP translates requests. Also decides to which
+//! Pods packets are redirected, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,50 +24,51 @@ use crate::core::{
     networks::{RuleNames, bypassed_engines},
 };
 
-/// Whether XDP translates the requests on an uplink, and why.
+/// The reason why XDP translates the requests on an uplink (`Ok`), or why XDP does not translate them (`Err`).
 pub type XdpDecision = Result<XdpReason, XdpReason>;
 
-/// The operator's settings that decide about devices.
+/// The agent's flags on which the decisions about devices depend.
 #[derive(Debug, Clone)]
 pub struct DevicePolicy {
-    /// `--devices`.
+    /// The value of the flag `--devices`.
     pub selection: DeviceSelection,
-    /// `--forwarding`.
+    /// The value of the flag `--forwarding`.
     pub forwarding: Forwarding,
-    /// `--ignore-network-policy`.
+    /// Whether the flag `--ignore-network-policy` is set.
     pub network_policy: NetworkPolicy,
-    /// `--attach`.
+    /// The value of the flag `--attach`.
     pub attach: Attach,
-    /// Whether the nftables guard may mark connections.
+    /// Whether the nftables guard may set marks on connections, for the routes of replies.
     pub marks_connections: bool,
 }
 
 impl DevicePolicy {
-    /// Whether decisions depend on the policy engines of the Node.
+    /// Whether the decisions about devices depend on the policy engines of the Node.
     pub fn asks_for_policy_engines(&self) -> bool {
         self.forwarding == Forwarding::Redirect && self.network_policy == NetworkPolicy::Applies
     }
 }
 
-/// The properties of kernel conntrack that limit offload.
+/// The settings of kernel conntrack that limit `--forwarding offload`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConntrackSettings {
     /// Whether kernel conntrack marks out-of-window TCP packets as invalid.
     pub is_strict: bool,
-    /// Whether kernel conntrack times out an idle connection early because it did not see every acknowledgement.
+    /// Whether kernel conntrack times out an idle connection early if it has not observed every acknowledgement of the
+    /// connection.
     pub forgets_idle: bool,
 }
 
 /// The Node's network at the time of a decision.
 #[derive(Debug)]
 pub struct NodeNetwork<'a> {
-    /// Every device.
+    /// All network devices of the Node.
     pub devices: &'a [Device],
-    /// Policy routing.
+    /// The policy routing rules and default routes of the Node.
     pub routing: &'a Routing,
     /// The routes to Pods with mappings.
     pub routes: &'a BTreeMap<IpAddr, Route>,
-    /// Programs, filters and qdiscs on the relevant devices.
+    /// The programs, filters and qdiscs on each device that leads to Pods with mappings, or may be an uplink.
     pub attachments: &'a BTreeMap<u32, DeviceAttachments>,
     /// The published addresses of the Node; empty until the agent knows them.
     pub node_ips: &'a [IpAddr],
@@ -75,59 +76,62 @@ pub struct NodeNetwork<'a> {
     pub mapped_pods: &'a BTreeSet<IpAddr>,
     /// The addresses on which node ports answer before this decision.
     pub held_addresses: &'a BTreeSet<IpAddr>,
-    /// Devices with an uplink's programs attached, by their index.
+    /// The ifindexes of the devices to which the programs of an uplink are attached.
     pub attached_uplinks: &'a BTreeSet<u32>,
-    /// The settings of kernel conntrack.
+    /// The settings of kernel conntrack that limit `--forwarding offload`.
     pub conntrack: ConntrackSettings,
     /// Whether XDP programs can process multi-buffer frames.
     pub has_xdp_frags: bool,
-    /// Whether programs are attached as filters, as before Linux 6.6.
+    /// Whether the kernel needs TC programs to be attached as filters, as before Linux 6.6.
     pub are_filters: bool,
-    /// The names of netfilter's tables and chains, or why the names cannot be read; `None` if no decision depends on
-    /// the names.
+    /// The names of netfilter's tables and chains, or the error of reading them; `None` if no decision depends on the
+    /// names.
     pub rule_names: Option<Result<&'a RuleNames, &'a String>>,
 }
 
-/// Every decision about the Node's devices, with its reason.
+/// The decisions about the Node's devices, with their reasons.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceDecisions {
     /// The addresses on which node ports answer, by priority.
     pub local_addresses: Vec<IpAddr>,
-    /// By name: why each device is an uplink (`Ok`) or not (`Err`).
+    /// By device name: the reason why the device is an uplink (`Ok`), or why it is not (`Err`).
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
-    /// Whether each uplink translates requests by XDP, by its index.
+    /// By the ifindex of each uplink: whether XDP translates requests there, and why.
     pub xdp: BTreeMap<u32, XdpDecision>,
     /// The next hop of each Pod to which packets are redirected, or why packets to the Pod are not redirected.
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
     /// The connections to mark, so that replies of Pods with their own routing table leave through the interface on
     /// which the request arrived.
     pub markings: BTreeSet<Marking>,
-    /// Why some replies leave through another interface than their requests, and the affected Pods or addresses of the
-    /// Node.
+    /// The reason why some replies leave through another interface than the one on which their requests arrived, and
+    /// the addresses of the affected Pods, or of the Node.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
-    /// Names in `--devices` that no device has.
+    /// The names in `--devices` that no device of the Node has.
     pub missing_devices: BTreeSet<String>,
-    /// Programs of other software that stay ahead of NPL's programs.
+    /// By device: the programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
-    /// The policy engines because of which redirect is refused, or why the policy engines cannot be determined.
+    /// The policy engines because of which redirect is refused, or the error because of which they cannot be
+    /// determined.
     pub redirect_refused_by: Option<String>,
-    /// The resulting programs and next hops.
+    /// The programs and next hops that result from the decisions.
     pub plan: DevicePlan,
 }
 
-/// Makes all decisions about devices. Stores what later decisions need: grace periods, and drivers that rejected XDP.
+/// Makes all decisions about devices. Stores grace periods and the drivers that rejected XDP, because the next
+/// decisions depend on them.
 #[derive(Debug)]
 pub struct DevicePlanner {
     policy: DevicePolicy,
     address_grace: GracePeriods<IpAddr>,
     device_grace: GracePeriods<u32>,
-    /// By index: devices whose driver rejected the XDP program, with their properties at that time.
+    /// By ifindex: the devices whose driver rejected the XDP program, each with the link's properties at the time of
+    /// the rejection.
     refused: BTreeMap<u32, (LinkFacts, XdpReason)>,
     filter_order: FilterOrder,
 }
 
 impl DevicePlanner {
-    /// Creates a planner without previous decisions.
+    /// Creates a planner that has made no decision yet.
     pub fn new(policy: DevicePolicy) -> Self {
         Self {
             policy,
@@ -138,18 +142,18 @@ impl DevicePlanner {
         }
     }
 
-    /// The operator's settings.
+    /// The flags on which the decisions depend.
     pub const fn policy(&self) -> &DevicePolicy {
         &self.policy
     }
 
-    /// The time at which the next grace period ends.
+    /// The earliest time at which a current grace period ends.
     pub fn next_deadline(&self) -> Option<Moment> {
         let deadlines = [self.address_grace.next_deadline(), self.device_grace.next_deadline()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Decides the roles of all devices.
+    /// Makes all decisions about the devices of this network.
     pub fn decide(&mut self, network: &NodeNetwork<'_>, now: Moment) -> DeviceDecisions {
         let local_addresses = self.decide_local_addresses(network, now);
         let uplinks = self.decide_uplinks(network, now);
@@ -194,7 +198,7 @@ impl DevicePlanner {
         }
     }
 
-    /// The Node's addresses, including addresses that disappeared but are within their grace period.
+    /// Returns the Node's addresses. Includes an address that has disappeared while its grace period lasts.
     fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
         let mut wanted = local_addresses(network.devices, network.node_ips);
         let present = wanted.iter().copied().collect();
@@ -225,8 +229,8 @@ impl DevicePlanner {
         decisions.into_iter().map(decide).collect()
     }
 
-    /// Decides whether XDP translates the requests of a device. If the driver has rejected the XDP program, the agent
-    /// tries again only once the device has changed, or if the reason may be temporary.
+    /// Decides whether XDP translates the requests on a device. If the driver has rejected the XDP program, the agent
+    /// attaches the program again only if the device has changed, or if the reason for the rejection may be temporary.
     fn decide_xdp(&self, device: &Device, has_frags: bool) -> XdpDecision {
         let decision = xdp::plan(device, self.policy.attach, self.policy.forwarding, has_frags);
         match self.refused.get(&device.ifindex) {
@@ -235,9 +239,9 @@ impl DevicePlanner {
         }
     }
 
-    /// The next hop of each Pod, or why its packets are not redirected. The result is empty in stack mode. In offload
-    /// mode, the result is empty if kernel conntrack is strict, because strict conntrack would mark packets after an
-    /// offloaded period as invalid.
+    /// Returns the next hop of each Pod, or why packets to the Pod are not redirected. The result is empty in stack
+    /// mode. In offload mode, the result is empty if kernel conntrack is strict: of a flow that was redirected for a
+    /// while, strict conntrack would mark the next packets as invalid.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,
@@ -277,8 +281,8 @@ impl DevicePlanner {
     }
 }
 
-/// The policy engines that redirected packets would bypass. If netfilter's rules cannot be read, redirect is refused
-/// too, because the rules may belong to a policy engine.
+/// Returns the policy engines whose rules redirected packets would bypass. If netfilter's rules cannot be read, returns
+/// the error: redirect is then refused, because the rules may belong to a policy engine.
 fn redirect_refused_by(rule_names: Option<Result<&RuleNames, &String>>) -> Option<String> {
     match rule_names? {
         Ok(names) => {
@@ -310,7 +314,8 @@ mod tests {
         Device { addresses: addresses.to_vec(), ..Device::new(2, "br0", DeviceKind::Bridge) }
     }
 
-    /// Decides the roles of these devices. `uplinks` and `addresses` are those of the previous plan.
+    /// Makes the decisions for `devices`. `uplinks` and `addresses` are the uplinks and addresses of the previous
+    /// decision.
     fn decide(
         planner: &mut DevicePlanner,
         devices: &[Device],
@@ -369,8 +374,8 @@ mod tests {
         );
     }
 
-    /// Before Linux 6.6, attachments are read even in stack mode. The planner must not redirect packets because of
-    /// these attachments.
+    /// Before Linux 6.6, the agent reads the attachments of devices even in stack mode. The planner must not infer from
+    /// known attachments that packets may be redirected.
     #[test]
     fn no_pod_is_redirected_in_stack_mode() {
         let pod = IpAddr::from([10, 244, 1, 5]);

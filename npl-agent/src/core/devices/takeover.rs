@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides whether the programs of an earlier agent, whose maps this agent cannot use, may be detached.
+//! Decides whether this agent may detach the programs of an earlier agent whose maps this agent cannot use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The names of the devices that only the earlier agent's programs serve. These are uplinks with programs of the
-/// earlier agent to which this agent's programs could not be attached. `unattached` contains the names of all uplinks
-/// to which this agent's programs could not be attached, by ifindex. `former` contains the ifindex of every device with
-/// programs of the earlier agent.
+/// Returns the names of the devices that only the earlier agent's programs serve: uplinks that have these programs, and
+/// to which this agent's programs could not be attached. `unattached` contains the names of all uplinks to which this
+/// agent's programs could not be attached, by ifindex. `former` contains the ifindex of every device with programs of
+/// the earlier agent.
 ///
-/// The result does not contain devices without programs of the earlier agent, because detaching the earlier programs
-/// does not affect them.
+/// A device without programs of the earlier agent is not in the result, because detaching those programs does not
+/// affect the device.
 pub fn served_by_former_only(unattached: &BTreeMap<u32, String>, former: &BTreeSet<u32>) -> BTreeSet<String> {
     let is_served = |(ifindex, _): &(&u32, &String)| former.contains(ifindex);
     unattached.iter().filter(is_served).map(|(_, name)| name.clone()).collect()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides on which uplinks the driver translates requests by XDP, before TC. Every decision has a reason.
+//! Decides on which uplinks an XDP program in the driver translates requests before TC. Every decision comes with its
+//! reason.
 
 use std::str::FromStr;
 
@@ -9,24 +10,26 @@ use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 /// tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers with which a translation in XDP keeps checksums correct. Frames from these drivers have complete checksums.
-/// After a program has run, these drivers do not report the card's sum of the untranslated bytes (`CHECKSUM_COMPLETE`).
-/// `gve` is not in the list, because it reports that sum. Nor is `ice`, which reports the sum on E830 cards since Linux
-/// 6.15. `mlx5_core` does not report the sum while a program is attached.
+/// Drivers with which checksums stay correct if XDP translates. Frames from these drivers have complete checksums.
+/// After an XDP program has run, these drivers do not report the card's sum of the untranslated bytes
+/// (`CHECKSUM_COMPLETE`). `gve` is not in the list, because `gve` reports that sum. `ice` is not in the list either,
+/// because `ice` reports that sum on E830 cards since Linux 6.15. `mlx5_core` does not report that sum while an XDP
+/// program is attached.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
-    /// Translation in TC only.
+    /// Only the TC programs translate.
     Tc,
-    /// Translation in XDP too, on drivers that are known to be safe.
+    /// XDP translates requests on drivers that are known to keep checksums correct; the TC programs translate
+    /// everywhere.
     Auto,
-    /// Translation in XDP too, on every driver that accepts the program.
+    /// XDP translates requests on every driver that accepts the XDP program; the TC programs translate everywhere.
     Xdp,
 }
 
-/// The text is not a value of `--attach`.
+/// The error that a text is not a value of `--attach`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a value of --attach: give tc, auto or xdp")]
 pub struct AttachError(String);
@@ -44,37 +47,38 @@ impl FromStr for Attach {
     }
 }
 
-/// Why XDP or TC translates the requests of a device.
+/// The reason why XDP translates the requests on a device, or why only TC does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XdpReason {
     /// The flag is `--attach tc`.
     NotRequested,
-    /// The mode is `--forwarding redirect` or `offload`, for which XDP is unsuitable: the host's stack would forward
-    /// every request that XDP has translated.
+    /// The mode is `--forwarding redirect` or `offload`. XDP is unsuitable for these modes: the host's stack would
+    /// forward every request that XDP has translated.
     BypassesStack,
-    /// The device has no Ethernet headers, which the program needs.
+    /// The device has no Ethernet headers, which the XDP program needs.
     NotEthernet,
-    /// The device is virtual: packets from this host's own stack may have incomplete checksums, which XDP cannot
+    /// The device is virtual: packets from this host's own stack may have incomplete checksums there, which XDP cannot
     /// detect.
     IsVirtual,
-    /// The device is a port of a master device, such as a bond or bridge, which receives the frames.
+    /// The device is a port of a master device, such as a bond or bridge. The master device receives the frames.
     IsEnslaved,
     /// VLAN, macvlan or ipvlan devices are on top of the device. The network card may then strip a VLAN tag from a
     /// frame, which XDP cannot detect.
     HasUpperDevices,
     /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,
-    /// Frames may consist of several buffers, which this kernel does not pass to programs.
+    /// Frames of the device may consist of several buffers. The running kernel does not pass multi-buffer frames to XDP
+    /// programs.
     LargeFrames,
     /// The driver is in [`SAFE_DRIVERS`].
     SafeDriver,
     /// The flag is `--attach xdp`.
     Forced,
-    /// Other software has attached an XDP program.
+    /// Other software has attached an XDP program to the device.
     Occupied,
-    /// The driver rejects the program.
+    /// The device's driver rejects the XDP program.
     DriverRefuses,
-    /// The kernel rejects the program, or does not support XDP.
+    /// The kernel rejects the XDP program, or does not support XDP.
     KernelRefuses,
 }
 
@@ -95,8 +99,8 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The text by which the agent stores the reason for other processes, as a part of a directory's name on the BPF
-    /// file system.
+    /// The word under which the agent stores the reason, as a part of a directory's name on the BPF file system, so
+    /// that commands can read the reason.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -115,7 +119,7 @@ impl XdpReason {
         }
     }
 
-    /// The text in tables and logs.
+    /// The text of the reason in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotRequested => "--attach tc",
@@ -134,20 +138,20 @@ impl XdpReason {
         }
     }
 
-    /// The reason with this [`Self::key`].
+    /// Returns the reason whose [`Self::key`] is `key`.
     pub fn of_key(key: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.key() == key)
     }
 
-    /// Whether the agent tries again to attach XDP although the device is unchanged. After any other reason the agent
-    /// does not try again, because a driver may rebuild its queues at each attempt.
+    /// Whether, after this reason, the agent tries again to attach the XDP program to an unchanged device. If the
+    /// reason is not temporary, the agent does not try again, because a driver may rebuild its queues at each attempt.
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }
 }
 
-/// Whether XDP translates the requests of a device, and why. `has_frags` is whether programs can process multi-buffer
-/// frames.
+/// Decides whether XDP translates the requests on a device, and returns the reason. `has_frags` is whether XDP programs
+/// can process multi-buffer frames.
 pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<XdpReason, XdpReason> {
     if attach == Attach::Tc {
         return Err(XdpReason::NotRequested);
@@ -239,8 +243,8 @@ mod tests {
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
-    /// With XDP, the host's stack would forward the requests of a flow, but replies would bypass the stack. So XDP must
-    /// not be used.
+    /// If XDP translated requests in these modes, the host's stack would forward the requests of a flow, but the
+    /// replies would bypass the stack. So XDP must not be used.
     #[test]
     fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {

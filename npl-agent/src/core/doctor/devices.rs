@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the Node's devices.
+//! The doctor's checks of the Node's network devices.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{
@@ -59,7 +59,7 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
     Finding::warning(key, found, advice)
 }
 
-/// Checks for macvlan and ipvlan devices on the network of an uplink, which lead to Pods without node ports.
+/// Checks for macvlan and ipvlan devices on the network of an uplink. Pods behind such a device get no node ports.
 pub(super) fn node_network(facts: &Facts) -> Finding {
     let key = "node_network";
     let devices = match &facts.devices {
@@ -74,12 +74,14 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     if shims.is_empty() {
         return Finding::ok(key, "no macvlan or ipvlan device of the Node is on the network of an uplink");
     }
-    // No warning: whether Pods use the device is unknown here. Each such Pod has an Event.
+    // The finding is no warning, because the doctor does not know whether Pods use the device. A Pod that uses the
+    // device has an Event.
     let shims = shims.join("; ");
     Finding::ok(key, format!("macvlan or ipvlan: {shims}: Pods behind it get no node port (Event PodOnNodeNetwork)"))
 }
 
-/// Checks for programs of other software that run ahead of NPL's programs, and may prevent NPL's programs from running.
+/// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
+/// from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {
@@ -195,7 +197,7 @@ mod tests {
                 "eth0: has an ingress qdisc",
                 "--devices",
             ),
-            // TCX links coexist with an ingress qdisc.
+            // A TCX link can be attached to a device that has an `ingress` qdisc.
             (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "all devices support", ""),
             (|it| it.devices = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether forward chains of nftables drop or reject requests that NPL has translated.
+//! Checks whether nftables chains of the forward hook drop or reject requests that NPL has translated.
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
-//! The rules are evaluated for such a packet, as far as its fields are known. The check warns about a chain only if its
-//! drop or reject rule certainly matches, and no earlier rule may accept the packet. Other chains are only named.
+//! The check evaluates the rules for a translated request, as far as the request's fields are known. The check warns
+//! about a chain only if a drop or reject rule certainly matches, and no preceding rule may accept the request. A chain
+//! that may drop the request is only named.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -20,29 +21,29 @@ use crate::core::{
 /// The base chains of the forward hook, and all chains that they jump to.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ForwardChains {
-    /// Base chains in the order of the kernel's list.
+    /// The base chains, in the order in which the kernel lists them.
     pub base: Vec<BaseChain>,
-    /// Rules by table and chain. A chain that was not read is absent.
+    /// The rules of each chain, by table and chain name. A chain that was not read is absent.
     pub rules: BTreeMap<(Table, String), Vec<Rule>>,
     /// Whether legacy iptables has a table `filter`, whose rules nftables does not list.
     pub has_legacy_filter: bool,
 }
 
-/// An nftables table.
+/// The family and name of an nftables table.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Table {
-    /// `inet`, `ip` or `ip6`.
+    /// The family of the table: `inet`, `ip` or `ip6`.
     pub family: &'static str,
-    /// The table's name.
+    /// The name of the nftables table.
     pub name: String,
 }
 
-/// A filter chain of the forward hook.
+/// A base chain of type `filter` at the forward hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BaseChain {
-    /// The table.
+    /// The table of the chain.
     pub table: Table,
-    /// The chain's name.
+    /// The name of the base chain.
     pub name: String,
     /// Whether the chain's policy is `drop`.
     pub drops_by_default: bool,
@@ -60,26 +61,26 @@ pub struct Rule {
 /// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The packet is accepted, and the next base chain evaluates it.
+    /// The packet is accepted, and the base chain after this one evaluates it.
     Accept,
     /// The packet is dropped, or rejected with a RST or an ICMP error.
     Refuse,
-    /// Evaluation continues in another chain of the table, and returns to the next rule.
+    /// Evaluation continues in the named chain of the same table, and returns to the next rule.
     Jump(String),
-    /// Evaluation continues in another chain of the table, and does not return to this one.
+    /// Evaluation continues in the named chain of the same table, and does not return to the chain of this rule.
     Goto(String),
     /// Evaluation returns to the calling chain.
     Return,
 }
 
-/// A condition on a packet field: the field has one of some values, or none of them.
+/// A condition on a packet field: the field has one of the values, or, if negated, none of the values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// The field.
+    /// The packet field that is compared.
     pub field: Field,
-    /// The bits that are compared; empty if all bits are compared.
+    /// The mask of the bits that are compared; empty if all bits are compared.
     pub mask: Vec<u8>,
-    /// The values, in the kernel's byte order.
+    /// The values with which the field is compared, in the kernel's byte order.
     pub values: Vec<Vec<u8>>,
     /// Whether the field must have none of the values.
     pub is_negated: bool,
@@ -108,19 +109,19 @@ pub enum Field {
     State,
     /// The status bits of the connection in kernel conntrack: `ct status`.
     Status,
-    /// Bytes of the IP header.
+    /// A number of bytes of the IP header.
     Header {
-        /// Offset of the first byte.
+        /// The offset of the first byte in the IP header.
         offset: usize,
-        /// The number of bytes.
+        /// The number of bytes that are compared.
         length: usize,
     },
-    /// Any other field of the packet.
+    /// A field that the check does not know.
     Other,
 }
 
 impl Condition {
-    /// Creates a condition about which the doctor cannot decide whether a request meets it.
+    /// Creates a condition of which the doctor cannot know whether a request meets the condition.
     pub const fn unclear() -> Self {
         Self { field: Field::Other, mask: Vec::new(), values: Vec::new(), is_negated: false }
     }
@@ -128,13 +129,14 @@ impl Condition {
 
 /// `IFNAMSIZ`: rules compare the whole interface name, zero-padded to this length, or a prefix such as `eth*`.
 const NAME_SIZE: usize = 16;
-/// `ct state new`, by nftables' number of the state.
+/// The value of `ct state new`: nftables' number for the state of a new connection.
 pub const STATE_NEW: u32 = 8;
-/// `ct status dnat`, by the kernel's bit of the status.
+/// The value of `ct status dnat`: the kernel's bit for a connection with a translated destination.
 pub const STATUS_DNAT: u32 = 1 << 5;
-/// The mark of kube-proxy, which no request that NPL translates has. Other software may mark any forwarded packet.
+/// The mark bit of kube-proxy, which is not set on requests that NPL translates. Software other than kube-proxy may
+/// mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
-/// The maximum depth of jumps in the kernel.
+/// The maximum depth of nested jumps that the kernel accepts.
 const MAX_DEPTH: usize = 16;
 /// The maximum number of Pods for which the rules are evaluated.
 const SAMPLES: usize = 3;
@@ -150,7 +152,7 @@ struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// The value of the request's field; `None` if the value is unknown.
+    /// Returns the value of the field that the condition compares; `None` if the value in the request is unknown.
     fn value(&self, condition: &Condition) -> Option<Vec<u8>> {
         let name = |device: &Device| {
             let mut padded = device.name.clone().into_bytes();
@@ -178,7 +180,8 @@ impl Request<'_> {
         })
     }
 
-    /// The bytes at an offset in the IP header, if the destination address contains them; `None` for other bytes.
+    /// Returns the bytes at an offset in the IP header if they are bytes of the destination address; otherwise returns
+    /// `None`.
     fn destination(&self, offset: usize, length: usize) -> Option<Vec<u8>> {
         let (start, octets) = match self.pod?.0 {
             IpAddr::V4(addr) => (16, addr.octets().to_vec()),
@@ -188,7 +191,7 @@ impl Request<'_> {
         octets.get(first..first + length).map(<[u8]>::to_vec)
     }
 
-    /// Whether the request matches the condition; `None` if this is unknown.
+    /// Whether the request meets the condition; `None` if a field's value is unknown.
     fn matches(&self, condition: &Condition) -> Option<bool> {
         let value = self.value(condition)?;
         let is_name = matches!(condition.field, Field::InName | Field::OutName);
@@ -212,23 +215,24 @@ impl Request<'_> {
     }
 }
 
-/// The verdict of a chain on a request.
+/// How the evaluation of a chain ends for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Accepted,
     Refused,
-    /// No rule decided: the calling chain, or the policy, decides.
+    /// No rule of the chain decided: the calling chain decides, or, at the end of a base chain, the chain's policy.
     Open,
 }
 
-/// The verdict of a chain, and what earlier rules may have done with the request.
+/// The result of the rules that were evaluated so far, including rules that may match the request.
 #[derive(Debug, Clone, Copy)]
 struct ChainOutcome<'a> {
     end: End,
-    /// The chain whose rule drops or rejects the request.
+    /// The name of the chain whose rule certainly drops or rejects the request.
     refused_in: Option<&'a str>,
     may_accept: bool,
-    /// The chain with a rule that may drop or reject the request, depending on fields that the doctor does not know.
+    /// The name of the chain with a rule that may drop or reject the request, depending on fields that the doctor does
+    /// not know.
     may_refuse_in: Option<&'a str>,
 }
 
@@ -237,7 +241,8 @@ impl<'a> ChainOutcome<'a> {
         Self { end, refused_in, may_accept: false, may_refuse_in: None }
     }
 
-    /// The outcome after a further rule, whose verdict or chain has the outcome `inner`.
+    /// Returns the outcome after one more rule. `inner` is the outcome of that rule's verdict, or of the chain to which
+    /// the rule jumps.
     fn then(self, inner: Self) -> Self {
         Self {
             may_accept: self.may_accept || inner.may_accept,
@@ -247,14 +252,14 @@ impl<'a> ChainOutcome<'a> {
     }
 }
 
-/// How certainly a base chain drops or rejects a request; the text describes the rule or policy.
+/// Whether a base chain certainly or possibly drops or rejects a request. The text describes the rule or policy.
 enum Refusal {
     Certain(String),
     Possible(String),
 }
 
 impl ForwardChains {
-    /// The rule or policy by which the chain drops or may drop the request.
+    /// Describes the rule or policy by which the base chain drops, or may drop, the request.
     fn refusal(&self, base: &BaseChain, request: &Request<'_>) -> Option<Refusal> {
         let covers = match base.table.family {
             "ip" => request.family == Family::V4,
@@ -300,7 +305,7 @@ impl ForwardChains {
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             let after = walk.then(inner);
             if !is_certain {
-                // If the rule does not match, or leaves this chain, a rule that accepts the request may follow.
+                // The rule may not match, or may leave this chain: then a rule that accepts the request may follow.
                 walk.may_accept = after.may_accept || inner.end == End::Accepted || leaves;
                 walk.may_refuse_in = after.may_refuse_in.or(inner.refused_in);
             } else if inner.end != End::Open || leaves {
@@ -339,7 +344,8 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
     Finding::ok(key, found)
 }
 
-/// Requests through each uplink to some of the mapped Pods, or to an unknown Pod if no Pod is mapped.
+/// Returns the requests to evaluate: from each uplink to some of the mapped Pods, or to an unknown Pod if no Pod is
+/// mapped.
 fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     let leading = devices_of_pods(facts, family);
     let device = |ifindex| leading.iter().copied().find(|device| device.ifindex == ifindex);
@@ -359,7 +365,7 @@ fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     uplinks.flat_map(to_each).collect()
 }
 
-/// Some of the mapped ports of a Pod, or an unknown port.
+/// Returns some of the mapped ports of a Pod; if no mapped port is known, one unknown port.
 fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort)>> {
     let datapath = facts.datapath.as_ref().ok();
     let ports = pod.zip(datapath).and_then(|(pod, datapath)| datapath.pod_ports.get(&pod));
@@ -422,7 +428,7 @@ mod tests {
         }
     }
 
-    /// `iptables -P FORWARD DROP` with these rules.
+    /// Sets up a chain as `iptables -P FORWARD DROP` does, with these rules.
     fn dropping(facts: &mut Facts, rules: Vec<Rule>) {
         facts.forward_chains = Ok(chains(&table("ip", "filter"), true, rules));
     }
@@ -435,7 +441,8 @@ mod tests {
         Condition { field, mask: Vec::new(), values: vec![value.to_vec()], is_negated: false }
     }
 
-    /// `ct state established,related`, `ct status dnat`, `meta mark & BITS != 0`: one of the bits is set.
+    /// Returns the condition that one of the bits of a field is set, as in `ct state established,related`, `ct status
+    /// dnat` and `meta mark & BITS != 0`.
     fn has_bits(field: Field, bits: u32) -> Condition {
         Condition { field, mask: bits.to_ne_bytes().to_vec(), values: vec![vec![0; 4]], is_negated: true }
     }
@@ -452,7 +459,8 @@ mod tests {
         rule(vec![has_bits(Field::Status, STATUS_DNAT)], Verdict::Accept)
     }
 
-    /// firewalld: accepts translated and established connections, and rejects all others.
+    /// Sets up the rules of firewalld, which accept connections that are established or translated by netfilter, and
+    /// reject all other connections.
     fn firewalld(facts: &mut Facts, further: Vec<Rule>) {
         let rules = [established(), dnat()].into_iter().chain(further).chain([rule(Vec::new(), Verdict::Refuse)]);
         facts.forward_chains = Ok(chains(&table("inet", "firewalld"), false, rules.collect()));
@@ -498,7 +506,7 @@ mod tests {
                 "nft insert rule ip filter fwd ip daddr POD-NETWORK accept",
             ),
             (|it| dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]), KEY, State::Ok, "none of 1", ""),
-            // The rule may match: Calico marks the packets that it accepts.
+            // This rule may match the request: Calico marks the packets that Calico accepts.
             (
                 |it| dropping(it, vec![rule(vec![has_bits(Field::Mark, 0x10000)], Verdict::Accept)]),
                 KEY,
@@ -531,12 +539,12 @@ mod tests {
         ]);
     }
 
-    /// A chain with the policy accept and these rules.
+    /// Sets up a chain with the policy `accept` and these rules.
     fn accepting(facts: &mut Facts, rules: Vec<Rule>) {
         facts.forward_chains = Ok(chains(&table("inet", "fw"), false, rules));
     }
 
-    /// The mapped Pod listens on TCP port 8080.
+    /// The conditions of a rule for one TCP port. The mapped Pod listens on TCP port 8080.
     fn to_port(port: u16) -> Vec<Condition> {
         vec![is(Field::Transport, &[6]), is(Field::DestinationPort, &port.to_be_bytes())]
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of IP forwarding. For IPv4, the setting of the incoming device decides. For IPv6, one setting applies to all
-//! devices; since Linux 6.17, `force_forwarding` of the incoming device can also enable forwarding.
+//! Checks of the sysctls for IP forwarding. For IPv4, the setting of the incoming device decides. For IPv6, one setting
+//! applies to all devices. Since Linux 6.17, `force_forwarding` of the incoming device can enable IPv6 forwarding, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::core::{
     model::Family,
 };
 
-/// Whether NPL needs forwarding in an IP family, that is, whether Pods have addresses of the family.
+/// Whether NPL needs IP forwarding in an IP family, that is, whether Pods have addresses of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     No,
@@ -41,7 +41,8 @@ impl Names {
         }
     }
 
-    /// `sysctl` reads a dot in a device's name as a separator, and a slash as a dot.
+    /// Returns the name of the device's sysctl, with a slash for each dot in the device's name: the command `sysctl`
+    /// reads a dot as a separator, and a slash as a dot.
     fn with_device(&self, device: &str) -> String {
         format!("net.{}.conf.{}.{}", self.family, device.replace('.', "/"), self.of_device)
     }
@@ -87,8 +88,8 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
     off.finding(&names, family, &uplinks, need)
 }
 
-/// Whether the kernel forwards packets that arrive on a device. The global setting decides if the device has no
-/// setting.
+/// Whether the kernel forwards packets that arrive on a device. If the device has no setting of its own, the global
+/// setting `is_on` decides.
 fn forwards(of_device: Option<&Setting>, family: Family, is_on: bool) -> bool {
     match (of_device, family) {
         (Some(Setting::Is(value)), Family::V4) => value != "0",
@@ -107,7 +108,7 @@ fn off_everywhere(names: &Names, family: Family, found: &str, need: Need) -> Fin
     Finding::not_ok(names.key, state, found, advice)
 }
 
-/// Uplinks and devices of mapped Pods on which forwarding is off.
+/// The uplinks, and the devices that lead to mapped Pods, on which IP forwarding is off.
 struct Off<'a> {
     uplinks: Vec<&'a Device>,
     of_pods: Vec<&'a Device>,
@@ -115,8 +116,8 @@ struct Off<'a> {
 
 impl Off<'_> {
     /// Node ports fail if forwarding is off on all uplinks, on an uplink with a default route, or on the device of a
-    /// mapped Pod. The check only warns about another uplink, because an operator may have turned forwarding off there
-    /// deliberately.
+    /// mapped Pod. If forwarding is off only on an uplink without a default route, the check warns, because an operator
+    /// may have turned forwarding off there deliberately.
     fn finding(&self, names: &Names, family: Family, uplinks: &[&Device], need: Need) -> Finding {
         let is_main = |device: &&Device| device.has_default_route || uplinks.len() == 1;
         let is_fatal =
@@ -137,7 +138,7 @@ impl Off<'_> {
     }
 }
 
-/// The maximum number of devices that a finding names.
+/// The maximum number of devices that the text of a finding names.
 const SHOWN: usize = 5;
 
 fn list(devices: &[&Device]) -> String {
@@ -148,8 +149,8 @@ fn list(devices: &[&Device]) -> String {
     names.join(", ")
 }
 
-/// The devices on which requests of a family arrive: the devices with attached programs. If no device has programs, the
-/// devices to which the agent would attach programs.
+/// The devices on which requests of an IP family arrive: the devices with NPL's programs or, if no device has programs
+/// yet, the devices to which the agent would attach programs.
 pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let attached: Vec<&Device> = devices.iter().filter(|device| facts.is_attached(device)).collect();
@@ -168,7 +169,8 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// Replaces the members of VRFs by the VRFs: for a packet that arrives on a member, the kernel uses the VRF's settings.
+/// Replaces each member device of a VRF by the VRF: for a packet that arrives on a member, the kernel uses the VRF's
+/// settings.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));
@@ -179,8 +181,8 @@ fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec
     by_index.into_values().collect()
 }
 
-/// Whether NPL needs forwarding in a family. A family with mappings needs forwarding. Before the first mapping, the
-/// Node's addresses decide.
+/// Whether NPL needs IP forwarding in an IP family. NPL needs forwarding in a family with mappings. As long as there is
+/// no mapping, the families of the Node's addresses decide.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -218,7 +220,7 @@ mod tests {
         sysctls.ipv4_forwarding.insert(device.to_owned(), is(value));
     }
 
-    /// Turns forwarding off as `sysctl -w net.ipv4.ip_forward=0` does: on every device.
+    /// Turns IPv4 forwarding off on every device, as `sysctl -w net.ipv4.ip_forward=0` does.
     fn turn_v4_off(facts: &mut Facts) {
         facts.sysctls.ip_forward = is("0");
         facts.sysctls.ipv4_forwarding.values_mut().for_each(|setting| *setting = is("0"));
@@ -321,12 +323,12 @@ mod tests {
     fn ipv4_forwarding_is_decided_by_the_incoming_device() {
         const UPLINK_OFF: &str = "net.ipv4.conf.eth0.forwarding=1";
         check(&[
-            // Forwarding is on globally, but off on the device.
+            // IPv4 forwarding is on globally, but off on `eth0`.
             (|it| set_v4(&mut it.sysctls, "eth0", "0"), V4, State::Failed, "off for eth0", UPLINK_OFF),
             (|it| set_v4(&mut it.sysctls, "cali1", "0"), V4, State::Failed, "off for cali1", "replies of Pods behind"),
-            // Forwarding is off globally, but on for both devices.
+            // IPv4 forwarding is off globally, but on for both devices.
             (|it| it.sysctls.ip_forward = is("0"), V4, State::Ok, "net.ipv4.ip_forward=0, and on for eth0", ""),
-            // Neither requests nor replies arrive on this device.
+            // Neither requests nor replies arrive on `docker0`.
             (|it| set_v4(&mut it.sysctls, "docker0", "0"), V4, State::Ok, "net.ipv4.ip_forward=1", ""),
             // Before the agent has attached its programs, the check considers the devices that will be uplinks.
             (

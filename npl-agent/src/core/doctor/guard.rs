@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the nftables guard.
+//! The doctor's checks of the nftables guard.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -34,8 +34,8 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
     }
 }
 
-/// Checks the routes of replies of mapped Pods. Assumes `--forwarding stack` or `offload`, because the kernel state
-/// does not show the agent's flag.
+/// Checks through which uplinks the replies of mapped Pods are routed. The check assumes `--forwarding stack` or
+/// `offload`, because the kernel state does not show the agent's flag.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
     const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave through another interface \
                            than the one on which their requests arrived, and may be dropped on the way";
@@ -110,8 +110,8 @@ mod tests {
         facts.masquerading.as_mut().unwrap()
     }
 
-    /// Gives the mapped Pod its own routing table. A rule for the mark `ahead`, if given, precedes the rule of the Pod.
-    /// The main table has a default route through the first device.
+    /// Gives the mapped Pod its own routing table. If `ahead` is given, a rule for this mark precedes the rule of the
+    /// Pod. The main table has a default route through the first device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
         let mark = ahead.map(|mark| RoutingRule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks whether policy routing rules for an incoming device send replies of Pods through another device. The AWS VPC
-//! CNI creates such rules for Pods with security groups.
+//! CNI creates rules of this kind for Pods with security groups.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::core::{
     model::Family,
 };
 
-/// The number of the table of local addresses.
+/// The number of the routing table for the Node's local addresses.
 const LOCAL_TABLE: u32 = 255;
 
 pub(super) fn incoming_rules(facts: &Facts) -> Finding {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the kernel, of capabilities, of the running agent, and of the pinned datapath.
+//! The doctor's checks of the kernel, of capabilities, of the running agent, and of the pinned datapath.
 
 use super::{DatapathFacts, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
 
-/// The advice if this process lacks the permission to read a fact.
+/// The advice of a check that lacks the permission to read its facts.
 pub(super) const ASK_AS_ROOT: &str = "this check lacks privileges: run it again as root, or in the agent's container";
 
 pub(super) fn version(kernel: &Kernel) -> Finding {
@@ -42,8 +42,7 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
     Finding::failed(key, format!("none at {path}"), advice)
 }
 
-/// Checks the capabilities of this process. They are the agent's capabilities if this process runs in the agent's
-/// container.
+/// Checks the capabilities of this process. In the agent's container, this process has the agent's capabilities.
 pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     let keys = ["cap_bpf", "cap_net_admin", "cap_perfmon"];
     let Some(rights) = facts.rights else {
@@ -67,8 +66,8 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     ]
 }
 
-/// Checks for `CAP_PERFMON`. Programs that are loaded with this capability are faster, because they have no speculation
-/// barriers.
+/// Checks for `CAP_PERFMON`. Programs that are loaded with this capability are faster than without it, because the
+/// kernel adds no speculation barriers.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
@@ -109,8 +108,8 @@ pub(super) fn agent(facts: &Facts) -> Finding {
     )
 }
 
-/// Checks that an admission policy confines the agent. Without the policy, every write of the agent succeeds, so only
-/// the agent's dry run shows that the policy is missing.
+/// Checks that an admission policy restricts what the agent can write. Without the policy, every write of the agent
+/// succeeds, so only the agent's dry run of a forbidden write shows that the policy is missing.
 pub(super) fn admission_policy(facts: &Facts) -> Finding {
     let key = "admission_policy";
     match &facts.is_confined {
@@ -175,14 +174,14 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     Finding::warning(key, found, "no node port is served: start the agent")
 }
 
-/// Whether all devices with programs are tunnels to other Nodes, as far as the kernel shows this without the Node's
-/// published addresses.
+/// Whether all devices with programs are tunnels to other Nodes. The kernel does not show the Node's published
+/// addresses, so the answer ignores them.
 fn has_only_tunnels(datapath: &DatapathFacts, devices: &[Device]) -> bool {
     let mut attached = devices.iter().filter(|device| datapath.attached_devices.contains(&device.ifindex)).peekable();
     attached.peek().is_some() && attached.all(|device| device.kind == DeviceKind::Tunnel && !device.has_default_route)
 }
 
-/// The names of existing devices with attached programs.
+/// The names of the devices that exist and have NPL's programs attached.
 fn attached(datapath: &DatapathFacts, devices: Result<&[Device], &String>) -> Vec<String> {
     let name = |ifindex: &u32| match devices {
         Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),

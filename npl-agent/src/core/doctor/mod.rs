@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks for every known cause that prevents node ports of this Node from working. Each check converts facts about the
-//! Node to a finding.
+//! The doctor: checks for the known causes that prevent node ports of this Node from working. Each check converts facts
+//! about the Node to a finding.
 
 mod devices;
 pub mod forward_chains;
@@ -29,10 +29,10 @@ use super::{
     networks::{Role, RuleNames},
 };
 
-/// The facts about the Node. If a fact cannot be read, its value is the error.
+/// The facts about the Node on which the doctor's checks depend. The value of a fact that cannot be read is the error.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// The running kernel.
+    /// The release and features of the running kernel.
     pub kernel: Kernel,
     /// Whether the kernel has BTF.
     pub has_btf: bool,
@@ -42,15 +42,15 @@ pub struct Facts {
     pub is_bpffs_mounted: bool,
     /// The capabilities of this process; `None` if the process cannot read them.
     pub rights: Option<Rights>,
-    /// Whether an agent uses this BPF file system.
+    /// Whether an agent runs that pins its maps in this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy confines the running agent, by the agent's last check.
+    /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check.
     pub is_confined: Result<Option<bool>, String>,
-    /// The pinned datapath.
+    /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
-    /// Where the cgroup v2 hierarchy is mounted.
+    /// The directory on which the cgroup v2 hierarchy is mounted; `None` if it is not mounted.
     pub cgroup: Option<String>,
-    /// The Node's devices.
+    /// The network devices of the Node.
     pub devices: Result<Vec<Device>, String>,
     /// The ifindex of the device by which each mapped Pod is reached. Pods without a route are absent.
     pub pod_devices: BTreeMap<IpAddr, u32>,
@@ -62,11 +62,11 @@ pub struct Facts {
     pub masquerading: Result<Masquerading, String>,
     /// The forward chains of nftables; empty if the kernel has no nftables.
     pub forward_chains: Result<ForwardChains, String>,
-    /// Policy routing.
+    /// The policy routing rules and default routes of the Node.
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
     pub markings: Result<BTreeSet<Marking>, String>,
-    /// The programs of other software that run ahead of NPL's programs on a device.
+    /// By device: the programs of other software that run ahead of NPL's programs.
     pub programs_ahead: Result<ProgramsAhead, String>,
     /// Whether other software has a program or filter at egress of a device with NPL's programs.
     pub has_others_at_egress: bool,
@@ -92,41 +92,43 @@ pub struct Kernel {
 /// The effective capabilities of a process, including capabilities that `CAP_SYS_ADMIN` implies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
-    /// `CAP_BPF`.
+    /// Whether the process has `CAP_BPF`.
     pub bpf: bool,
-    /// `CAP_NET_ADMIN`.
+    /// Whether the process has `CAP_NET_ADMIN`.
     pub net_admin: bool,
-    /// `CAP_PERFMON`.
+    /// Whether the process has `CAP_PERFMON`.
     pub perfmon: bool,
 }
 
-/// The pinned datapath.
+/// The state of the maps and programs that an agent has pinned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
-    /// Whether programs to which the kernel has added speculation barriers are loaded.
+    /// Whether programs are loaded to which the kernel has added speculation barriers.
     pub has_mitigated_programs: bool,
-    /// The ifindexes of devices with programs for both directions; a device may have been removed since.
+    /// The ifindexes of the devices that have programs for both directions. A device may have been removed since the
+    /// programs were attached.
     pub attached_devices: BTreeSet<u32>,
-    /// The addresses on which node ports answer.
+    /// The addresses of the Node on which node ports answer.
     pub addresses: BTreeSet<IpAddr>,
-    /// The cgroup hooks with programs that serve local clients.
+    /// The names of the cgroup hooks to which programs for local clients are attached.
     pub socket_hooks: Vec<&'static str>,
-    /// The configured port range.
+    /// The port range that the agent has configured in the datapath.
     pub port_range: Option<PortRange>,
     /// The number of mappings of each IP family. Families without mappings are absent.
     pub mappings: BTreeMap<Family, usize>,
-    /// The Pod addresses of the mappings, with the protocols and ports of each.
+    /// The Pod addresses of all mappings, with the mapped protocols and ports of each Pod address.
     pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
-    /// The mode in which packets to Pods are redirected; `None` if the stack forwards all packets.
+    /// The forwarding mode in which the programs redirect packets; `None` if the host's stack forwards all packets.
     pub forwarding: Option<Forwarding>,
-    /// Whether the agent refuses `--forwarding redirect` because of a policy engine.
+    /// Whether the agent does not redirect packets in spite of `--forwarding redirect`, because a policy engine filters
+    /// packets.
     pub is_redirect_refused: bool,
 }
 
 impl DatapathFacts {
-    /// The Pod addresses of the mappings.
+    /// The Pod addresses of all mappings.
     pub fn pods(&self) -> BTreeSet<IpAddr> {
         self.pod_ports.keys().copied().collect()
     }
@@ -135,27 +137,27 @@ impl DatapathFacts {
 /// The sysctls of a network namespace.
 #[derive(Debug, Clone)]
 pub struct Sysctls {
-    /// `net.ipv4.ip_forward`.
+    /// The value of `net.ipv4.ip_forward`.
     pub ip_forward: Setting,
-    /// `net.ipv4.conf.<device>.forwarding`, by the device's name.
+    /// By device name: the value of `net.ipv4.conf.<device>.forwarding`.
     pub ipv4_forwarding: BTreeMap<String, Setting>,
-    /// `net.ipv6.conf.all.forwarding`.
+    /// The value of `net.ipv6.conf.all.forwarding`.
     pub ipv6_forwarding: Setting,
-    /// `net.ipv6.conf.<device>.force_forwarding`, by the device's name; missing before Linux 6.17.
+    /// By device name: the value of `net.ipv6.conf.<device>.force_forwarding`; missing before Linux 6.17.
     pub ipv6_force_forwarding: BTreeMap<String, Setting>,
-    /// `net.ipv4.conf.all.rp_filter`.
+    /// The value of `net.ipv4.conf.all.rp_filter`.
     pub rp_filter: Setting,
-    /// `net.ipv4.conf.<device>.rp_filter`, by the device's name.
+    /// By device name: the value of `net.ipv4.conf.<device>.rp_filter`.
     pub rp_filters: BTreeMap<String, Setting>,
-    /// `net.netfilter.nf_conntrack_tcp_be_liberal`.
+    /// The value of `net.netfilter.nf_conntrack_tcp_be_liberal`.
     pub tcp_be_liberal: Setting,
-    /// `net.netfilter.nf_conntrack_tcp_timeout_unacknowledged`, in seconds.
+    /// The value of `net.netfilter.nf_conntrack_tcp_timeout_unacknowledged`, in seconds.
     pub tcp_unacknowledged: Setting,
-    /// `net.netfilter.nf_conntrack_tcp_timeout_established`, in seconds.
+    /// The value of `net.netfilter.nf_conntrack_tcp_timeout_established`, in seconds.
     pub tcp_established: Setting,
-    /// `net.ipv4.ip_local_port_range`.
+    /// The value of `net.ipv4.ip_local_port_range`.
     pub local_ports: Setting,
-    /// `net.ipv4.ip_local_reserved_ports`.
+    /// The value of `net.ipv4.ip_local_reserved_ports`.
     pub reserved_ports: Setting,
 }
 
@@ -166,36 +168,36 @@ pub enum Setting {
     Is(String),
     /// The kernel does not have the sysctl, for example because a module is not loaded.
     Missing,
-    /// Why the sysctl cannot be read.
+    /// The sysctl cannot be read; the text is the error.
     Unreadable(String),
 }
 
-/// The masquerading of packets that leave the Node, and the endpoints that NPL exempts from masquerading.
+/// Whether rules masquerade packets that leave the Node, and how many endpoints NPL exempts from masquerading.
 #[derive(Debug, Clone, Copy)]
 pub struct Masquerading {
     /// Whether the kernel has nftables, which the guard needs.
     pub has_nftables: bool,
     /// Whether an nftables or iptables rule masquerades packets that leave the Node.
     pub is_done: bool,
-    /// The number of endpoints that the nftables guard exempts; `None` without a guard.
+    /// The number of endpoints that the nftables guard exempts from masquerading; `None` if there is no guard.
     pub guarded: Option<usize>,
 }
 
-/// The state of a check.
+/// The severity of a check's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// No action is needed.
+    /// The check found no problem.
     Ok,
     /// Some traffic, or an optional feature, does not work.
     Warning,
-    /// Node ports do not work.
+    /// Node ports of the Node do not work.
     Failed,
-    /// The check could not read its facts.
+    /// The check could not read the facts that it needs.
     Unknown,
 }
 
 impl State {
-    /// The text in tables and JSON.
+    /// The word for the severity in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -206,14 +208,14 @@ impl State {
     }
 }
 
-/// The result of a check.
+/// The result of one of the doctor's checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// The key of the check, which is stable across versions.
     pub key: &'static str,
     /// The severity of the finding.
     pub state: State,
-    /// The observation, as a sentence.
+    /// The check's observation, one sentence.
     pub found: String,
     /// The effect on traffic and the remedy; `None` if the state is ok.
     pub advice: Option<String>,
@@ -241,7 +243,7 @@ impl Finding {
     }
 }
 
-/// The findings of all checks. The findings are in the order in which an operator should solve the problems.
+/// Runs all checks. Returns the findings in the order in which an operator should solve the problems.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
@@ -279,13 +281,13 @@ impl Facts {
         self.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed)
     }
 
-    /// The uplinks: devices that the agent has chosen, or would choose if an agent ran.
+    /// The uplinks: the devices that the agent has chosen or, if no agent runs, the devices that an agent would choose.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())
     }
 
-    /// The devices by which mapped Pods are reached.
+    /// The devices through which the Node reaches the mapped Pods.
     fn devices_of_pods(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| self.pod_devices.values().any(|ifindex| *ifindex == device.ifindex))

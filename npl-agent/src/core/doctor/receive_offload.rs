@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 
-/// Checks for devices on which GRO joins datagrams to a fraglist. NPL, like every NAT, translates the first datagram,
-/// and the kernel has to translate the other datagrams when the kernel splits the fraglist. Before Linux 6.15, the
-/// kernel does not translate these other datagrams for IPv6.
+/// Checks for devices on which GRO joins datagrams to a fraglist. NPL, like every NAT, translates the first datagram of
+/// a fraglist. When the kernel splits the fraglist, the kernel has to translate the datagrams after the first one.
+/// Before Linux 6.15, the kernel does not translate them for IPv6.
 pub(super) fn fraglists(facts: &Facts) -> Finding {
     let key = "gro_fraglist";
     let with_fraglists = match &facts.devices_with_fraglists {

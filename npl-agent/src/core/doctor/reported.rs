@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that each check is ok on a healthy Node, and reports a fault of the kind that the check is for.
+//! Tests that each of the doctor's checks is ok on a healthy Node, and reports a fault of the kind for which the check
+//! exists.
 
 use super::{
     tests::{first_device, is, pinned, well},
@@ -7,10 +8,10 @@ use super::{
 };
 use crate::core::devices::LinkLayer;
 
-/// The key of a check, and a fault that this check must report. Other checks may report the fault too.
+/// The key of a check, and a fault that this check must report. Further checks may report the same fault.
 type Fault = (&'static str, fn(&mut Facts));
 
-/// One fault for each check.
+/// For each check of the doctor, a fault that the check must report.
 const FAULTS: [Fault; 29] = [
     ("kernel", |it| it.kernel.is_new_enough = false),
     ("btf", |it| it.has_btf = false),
@@ -48,7 +49,7 @@ const FAULTS: [Fault; 29] = [
     ("incoming_rules", |it| it.routing = Err("EPERM".to_owned())),
 ];
 
-/// A new check needs a fault in the list, or this test fails.
+/// This test fails if a check has no fault in the list.
 #[test]
 fn every_check_is_ok_on_a_healthy_node_and_reports_its_fault() {
     let healthy = examine(&well());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reports the CNI, the policy engines and the Service proxy of the Node.
+//! The doctor's findings about the CNI, the policy engines and the Service proxy of the Node.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::{
@@ -7,7 +7,7 @@ use crate::core::{
     networks::{CILIUM_HOST, Network, Role, recognize},
 };
 
-/// The recognized software of one role, with its effect on node ports.
+/// The software of one role that is recognized on the Node, with the software's effect on node ports.
 fn found(facts: &Facts, role: Role) -> Result<Vec<&'static Network>, String> {
     let devices = facts.devices.as_ref().map_err(Clone::clone)?;
     let rules = facts.rule_names.as_ref().map_err(Clone::clone)?;
@@ -19,7 +19,7 @@ fn shown(networks: &[&Network]) -> String {
     networks.iter().map(|it| format!("{}: {}", it.name, it.with_npl)).collect::<Vec<_>>().join("; ").replace('`', "")
 }
 
-/// The finding that names the CNI or the Service proxy.
+/// Returns the finding that names the Node's CNI or Service proxy.
 pub(super) fn recognized(facts: &Facts, role: Role) -> Finding {
     let (key, name) = role.names();
     match found(facts, role) {
@@ -29,8 +29,8 @@ pub(super) fn recognized(facts: &Facts, role: Role) -> Finding {
     }
 }
 
-/// The finding that names the policy engines. The finding is a warning if redirected packets bypass an engine's rules,
-/// or if redirect is refused because of an engine.
+/// Returns the finding that names the Node's policy engines: a warning if redirected packets bypass the rules of an
+/// engine, or if the agent refuses redirect because of an engine.
 pub(super) fn policy_engine(facts: &Facts) -> Finding {
     let (key, name) = Role::PolicyEngine.names();
     let networks = match found(facts, Role::PolicyEngine) {
@@ -63,7 +63,7 @@ pub(super) fn policy_engine(facts: &Facts) -> Finding {
     Finding::ok(key, shown(&networks))
 }
 
-/// The first port that Cilium, by default, may choose as the source port of a masqueraded connection.
+/// The lowest port that Cilium, by default, may choose as the source port of a masqueraded connection.
 const CILIUM_FIRST_PORT: u16 = 32_768;
 
 /// Whether Cilium may choose node ports as source ports of masqueraded connections. A Cilium that masquerades by eBPF

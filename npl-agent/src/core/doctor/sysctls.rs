@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of sysctls.
+//! The doctor's checks of sysctls.
 
 use super::{Facts, Finding, Setting, Sysctls, software};
 use crate::core::model::port_range::{EphemeralPorts, port_range_warnings};
 
-/// The advice if a file of `/proc/sys` cannot be read.
+/// The advice of a check that cannot read a file of `/proc/sys`.
 pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
-/// The sysctl that `--forwarding offload` needs: kernel conntrack then accepts out-of-window packets.
+/// The sysctl that must be 1 for `--forwarding offload`: kernel conntrack then accepts out-of-window packets.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Reports the mode of reverse path filtering. No mode is a fault: even the strict mode accepts packets of both
-/// directions, because their routes are the same as without NPL.
+/// Reports the mode of reverse path filtering. No mode is a fault: even the strict mode accepts requests and replies,
+/// because NPL does not change their routes.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -20,7 +20,8 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
         Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
     };
     let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
-        // The kernel applies the greater of the two values, so loose (2) overrides strict (1).
+        // The kernel applies the greater of the device's value and the value for all devices, so loose (2) overrides
+        // strict (1).
         Some(Setting::Is(own)) => own.max(all),
         Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
     };
@@ -54,8 +55,8 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     }
 }
 
-/// Checks whether kernel conntrack times out offloaded connections early, because it does not see every acknowledgement
-/// of such a connection.
+/// Checks whether kernel conntrack times out offloaded connections early: kernel conntrack does not process every
+/// acknowledgement of an offloaded connection.
 pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
@@ -90,7 +91,7 @@ fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
 }
 
 /// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. NPL does not allocate
-/// these ports, but an operator who reserves NPL's range may forget to reserve them.
+/// the `nodePort`s of Services, but an operator who reserves NPL's port range may forget to reserve these ports, too.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(ephemeral) = ephemeral_ports(sysctls) else {

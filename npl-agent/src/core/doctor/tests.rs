@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests each check with facts of a healthy Node, and with facts of a Node that has a fault.
+//! Tests the doctor's checks with the facts of a healthy Node, and with the facts of a Node that has a fault.
 
 use super::*;
 use crate::core::devices::DeviceKind;
 
 const UPLINK: u32 = 2;
 
-/// A change of the facts and the expected finding: the key of the check, its state, and parts of the finding's text and
-/// advice.
+/// A change of a healthy Node's facts, and the expected finding: the key of the check, the state, and parts of the text
+/// and of the advice.
 type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
 
 pub(super) fn is(value: &str) -> Setting {
@@ -89,8 +89,8 @@ pub(super) fn nothing_pinned(facts: &mut Facts) {
     facts.datapath = Ok(DatapathFacts::default());
 }
 
-/// Asserts that each row's change gives the expected finding, and changes no finding of another check on a healthy
-/// Node.
+/// Asserts that the change of each row gives the expected finding, and that the findings of all checks but this one
+/// stay as on a healthy Node.
 pub(super) fn check(rows: &[Row]) {
     let usual = examine(&well());
     for (number, (change, key, state, found, advice)) in rows.iter().enumerate() {
@@ -105,8 +105,8 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // Pins, devices, rules, ephemeral ports and a running agent each affect several checks, so a change of them may
-        // change other findings.
+        // Pins, devices, rules, ephemeral ports and a running agent each affect several checks. A change of one of
+        // these facts may therefore change the findings of several checks.
         let matters_to_many = facts.datapath != well().datapath
             || facts.devices.is_err()
             || facts.routing.is_err()
@@ -209,7 +209,7 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
     assert!(state == State::Ok && found.contains("this process does not have it"), "{found}");
 }
 
-/// cilium/cilium#12317: on a Node whose only devices with programs are tunnels, the agent publishes no annotations.
+/// The case of cilium/cilium#12317: if the only devices with programs are tunnels, the agent publishes no annotations.
 #[test]
 fn a_datapath_on_tunnels_alone_is_reported_unless_the_agent_has_published_mappings() {
     fn on_a_tunnel(facts: &mut Facts) {

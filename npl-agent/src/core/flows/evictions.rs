@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
-//! evictions, so the estimate compares two sweeps. The result is the entries after the earlier sweep, plus new entries,
-//! minus entries removed with their mappings, minus the entries that the later sweep finds.
+//! evictions, so the estimate compares two sweeps. The estimate is the entries after the first sweep, plus new entries,
+//! minus entries removed with their mappings, minus the entries that the second sweep finds.
 
-/// The numbers of one sweep of a flow table.
+/// The numbers that one sweep of a flow table yields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sweep {
-    /// Entries in the table.
+    /// The number of entries that the sweep found in the flow table.
     pub found: usize,
-    /// Entries that the sweep then removed.
+    /// The number of entries that the sweep then removed.
     pub expired: usize,
-    /// Flows that the programs have established so far.
+    /// The number of flows that the programs have established so far.
     pub established: u64,
-    /// Entries that the agent has removed with their mappings so far.
+    /// The number of entries that the agent has removed with their mappings so far.
     pub purged: u64,
 }
 
-/// The estimate for one flow table.
+/// The state of the estimate for one flow table.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// Entries that earlier sweeps found in the table before the counters contained them, because packets arrive while
-    /// a sweep reads counters and table.
+    /// The number of entries that earlier sweeps found in the table, but not in the counters: packets arrive while a
+    /// sweep reads counters and table.
     excess: u64,
 }
 
 impl EvictionEstimate {
-    /// The number of entries that were evicted since the previous sweep, from a table with room for `capacity` flows.
+    /// Returns how many entries were evicted since the previous sweep from a table with room for `capacity` flows.
     ///
-    /// Zero if the table was not full. The programs also remove entries, for example entries of flows that lost a tuple
-    /// conflict. In a table that is not full, the programs removed every missing entry.
+    /// The result is zero if the table was not full. The programs also remove entries, for example entries of flows
+    /// that lost a tuple conflict: they have removed all entries that are missing from a table that is not full.
     pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let (found, capacity) = (sweep.found as u64, capacity as u64);
@@ -62,7 +62,8 @@ mod tests {
     fn entries_that_are_missing_from_a_full_table_were_evicted() {
         let mut estimate = EvictionEstimate::default();
         assert_eq!(estimate.observe(sweep(90, 10, 1000, 5), CAPACITY), 0, "the first sweep has nothing to compare");
-        // 80 entries were left, 50 entered, 10 were removed with a mapping: 20 of the other 120 are missing.
+        // 80 entries were left, 50 were added, and 10 were removed with a mapping: 120 entries are expected, but 20 of
+        // them are missing.
         assert_eq!(estimate.observe(sweep(100, 0, 1050, 15), CAPACITY), 20);
         assert_eq!(estimate.observe(sweep(100, 30, 1050, 15), CAPACITY), 0);
         assert_eq!(estimate.observe(sweep(100, 0, 1080, 15), CAPACITY), 0, "expired entries were not evicted");
@@ -79,7 +80,7 @@ mod tests {
     fn an_entry_of_a_packet_during_the_sweep_is_not_counted_twice() {
         let mut estimate = EvictionEstimate::default();
         estimate.observe(sweep(100, 0, 100, 0), CAPACITY);
-        // The counter was read before five entries that the sweep has found.
+        // The sweep found five entries that were added after the counter had been read.
         assert_eq!(estimate.observe(sweep(105, 0, 100, 0), CAPACITY), 0);
         assert_eq!(estimate.observe(sweep(100, 0, 110, 0), CAPACITY), 10);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expiry of half-open entries. An entry has no time stamp, so the sweeper counts the sweeps in which the entry has not
-//! changed.
+//! Expiry of half-open entries. A half-open entry has no time stamp, so the agent counts the sweeps in which the entry
+//! has not changed.
 
 use npl_common::{
     conntrack::{Action, Event, State, step},
@@ -8,25 +8,26 @@ use npl_common::{
     mapping::protocol,
 };
 
-/// Interval between two sweeps, nanoseconds.
+/// The interval between two sweeps of the half-open cache, in nanoseconds.
 pub const SWEEP_INTERVAL_NS: u64 = 10_000_000_000;
 
 /// The half-open entries that earlier sweeps have seen.
 #[derive(Debug, Default)]
 pub struct HalfOpenExpiry {
-    /// Slot, entry, and the number of sweeps in which the entry was unchanged, sorted by slot.
+    /// The slot, the entry in this slot, and the number of sweeps in which the entry was unchanged; sorted by slot.
     seen: Vec<(u32, u64, u32)>,
     used: usize,
 }
 
 impl HalfOpenExpiry {
-    /// The number of slots that had an entry at the last sweep. Entries of established flows are included.
+    /// The number of slots of the half-open cache that had an entry at the last sweep, including entries of established
+    /// flows.
     pub const fn used(&self) -> usize {
         self.used
     }
 
-    /// Records the entries of one sweep, by slot, and returns the entries that have timed out. The caller removes such
-    /// an entry only if the slot still contains it.
+    /// Records the entries of one sweep, by slot, and returns the entries that have timed out. The caller removes a
+    /// returned entry only if the slot still contains the same entry.
     pub fn observe(&mut self, entries: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut expired = Vec::new();
@@ -63,9 +64,11 @@ mod tests {
 
     use super::*;
 
-    /// Sweeps until an unanswered request times out: the timeout of 30 s is three intervals, between four sweeps.
+    /// The number of sweeps until an unanswered request times out: the timeout of 30 s is three intervals, so there are
+    /// four sweeps from its beginning to its end.
     const UNANSWERED: u32 = 4;
-    /// Sweeps until an answered request times out: the timeout of 300 s is thirty intervals, between 31 sweeps.
+    /// The number of sweeps until an answered request times out: the timeout of 300 s is thirty intervals, so there are
+    /// 31 sweeps from its beginning to its end.
     const ANSWERED: u32 = 31;
 
     fn entry(hash: u64, phase: Phase) -> u64 {

@@ -12,7 +12,8 @@ use npl_common::{
     flow::FlowState,
 };
 
-/// Whether a flow table with room for `capacity` flows is crowded: more than half full. UDP flows then time out earlier.
+/// Whether a flow table with room for `capacity` flows is crowded, that is, more than half full. UDP flows of a crowded
+/// table have a shorter timeout.
 pub const fn is_crowded(flows: usize, capacity: usize) -> bool {
     flows > capacity / 2
 }

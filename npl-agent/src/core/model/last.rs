@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The last logged value; `None` before the first one.
+/// The value that was logged last; `None` if no value was logged yet.
 #[derive(Debug, Clone)]
 pub struct Last<T> {
     value: Option<T>,
@@ -16,7 +16,7 @@ impl<T> Default for Last<T> {
 }
 
 impl<T: PartialEq> Last<T> {
-    /// Replaces the last value. Returns whether the new value is the first value or differs from the last value.
+    /// Stores `value` as the last value. Returns true if there was no last value, or if `value` differs from it.
     pub fn update(&mut self, value: T) -> bool {
         let has_changed = self.value.as_ref() != Some(&value);
         self.value = Some(value);
@@ -25,7 +25,7 @@ impl<T: PartialEq> Last<T> {
 }
 
 impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
-    /// Replaces the last entries, and returns the entries that are new or whose value has changed.
+    /// Stores `entries` as the last entries. Returns the entries whose key is new or whose value has changed.
     pub fn update_entries(&mut self, entries: BTreeMap<K, V>) -> BTreeMap<K, V> {
         let former = self.value.take().unwrap_or_default();
         let changed = entries.iter().filter(|(key, value)| former.get(*key) != Some(*value));
@@ -36,7 +36,7 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
 }
 
 impl<T: Ord + Clone> Last<BTreeSet<T>> {
-    /// Replaces the last elements, and returns the elements that are new.
+    /// Stores `elements` as the last elements. Returns those that were not among the previous elements.
     pub fn update_elements(&mut self, elements: BTreeSet<T>) -> BTreeSet<T> {
         let new = self.value.as_ref().map_or_else(|| elements.clone(), |former| &elements - former);
         self.value = Some(elements);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster and the datapath in NPL's terms: [`crate::kube`] converts Kubernetes objects to these types, on which
-//! decisions are based.
+//! The types for the cluster and the datapath on which decisions are based. [`crate::kube`] converts Kubernetes objects
+//! to these types.
 //!
 //! Decisions use no Kubernetes types, and the meaning of each `Option` is documented.
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::sources::AllowList;
 
-/// An IP family.
+/// An IP family: IPv4 or IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
@@ -39,7 +39,7 @@ impl Family {
     /// Both families, in the order in which lists and tables show them.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address.
+    /// Returns the family of an IP address.
     pub const fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(_) => Self::V4,
@@ -47,7 +47,7 @@ impl Family {
         }
     }
 
-    /// The text in Kubernetes objects and in the annotation.
+    /// The name of the family in Kubernetes objects and in the annotation.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -66,19 +66,19 @@ impl fmt::Display for Family {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// Transmission Control Protocol.
+    /// TCP, the Transmission Control Protocol.
     Tcp,
-    /// User Datagram Protocol.
+    /// UDP, the User Datagram Protocol.
     Udp,
-    /// Stream Control Transmission Protocol.
+    /// SCTP, the Stream Control Transmission Protocol.
     Sctp,
 }
 
 impl Protocol {
-    /// All protocols, in the order in which logs and command output list them.
+    /// All transport protocols, in the order in which logs and command output list them.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
-    /// The name in lower case, as in the annotation, logs and tables.
+    /// The name of the protocol in lower case, as in the annotation, logs and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -87,7 +87,7 @@ impl Protocol {
         }
     }
 
-    /// The IANA protocol number.
+    /// The IANA number of the protocol.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tcp => npl_common::mapping::protocol::TCP,
@@ -96,7 +96,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with this IANA number.
+    /// Returns the protocol with this IANA number; `None` for protocols that Kubernetes does not support.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             npl_common::mapping::protocol::TCP => Some(Self::Tcp),
@@ -113,7 +113,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The text is not a protocol that Kubernetes supports.
+/// The error that a text is not a protocol that Kubernetes supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a protocol: expected tcp, udp or sctp")]
 pub struct UnknownProtocol;
@@ -154,17 +154,17 @@ impl fmt::Display for PodPort {
     }
 }
 
-/// Namespace and name.
+/// The namespace and name of a Kubernetes object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
-    /// The namespace.
+    /// The namespace of the object.
     pub namespace: Arc<str>,
-    /// The name.
+    /// The name of the object.
     pub name: Arc<str>,
 }
 
 impl ObjectKey {
-    /// Creates a key.
+    /// Creates the key of an object.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -187,8 +187,8 @@ pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
     /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. By the generation, a restarted agent
-    /// finds the owner of a mapping, and the kernel programs recognize conntrack entries of an earlier Pod with the
-    /// same address, which they ignore.
+    /// finds the Pod of a mapping. The kernel programs ignore conntrack entries with another generation: they belong to
+    /// an earlier Pod with the same address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -230,47 +230,47 @@ pub enum Gate {
 /// A Pod of this Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Namespace and name.
+    /// The namespace and name of the Pod.
     pub key: PodKey,
     /// `metadata.uid`, which distinguishes the Pod from an earlier Pod of the same name.
     pub uid: PodUid,
     /// `metadata.resourceVersion` as a number: a change with a lower number is outdated.
     pub resource_version: u64,
-    /// `metadata.labels`.
+    /// `metadata.labels` of the Pod.
     pub labels: BTreeMap<String, String>,
-    /// Whether `status.phase` is `Succeeded` or `Failed`: the Pod no longer serves.
+    /// Whether `status.phase` is `Succeeded` or `Failed`: all containers of the Pod have ended.
     pub is_finished: bool,
-    /// Whether `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set: the Pod is being deleted.
     pub is_terminating: bool,
-    /// `spec.hostNetwork`.
+    /// `spec.hostNetwork`: whether the Pod uses the Node's network namespace.
     pub host_network: bool,
-    /// `status.podIPs`, of either family, in order; empty before the sandbox exists.
+    /// `status.podIPs`, of either family, in the order of the status; empty before the Pod's sandbox exists.
     pub ips: Vec<IpAddr>,
     /// Ports of containers and of native sidecars (restartable init containers), in the order of the spec.
     pub ports: Vec<ContainerPort>,
     /// The value of the mapping annotation in the API server, which NPL or another writer may have written.
     pub annotation: Option<String>,
-    /// The field manager of the annotation, if the API server records another field manager than the agent's.
+    /// The field manager of the annotation, if the API server records a field manager that is not the agent's.
     pub annotation_manager: Option<Arc<str>>,
-    /// NPL's readiness gate.
+    /// The state of NPL's readiness gate in the Pod.
     pub gate: Gate,
 }
 
 impl Pod {
-    /// The Pod's first address of a family.
+    /// Returns the Pod's first address of an IP family.
     pub fn ip_of(&self, family: Family) -> Option<IpAddr> {
         self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
 }
 
-/// `containers[].ports[]`.
+/// A port of a container: an element of `containers[].ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerPort {
     /// The port's name, for named target ports.
     pub name: Option<String>,
-    /// `containerPort`.
+    /// `containerPort`: the number of the port.
     pub port: PodPort,
-    /// `protocol`.
+    /// `protocol`: the transport protocol of the port.
     pub protocol: Protocol,
     /// `hostPort`, if set and not 0. Always `None` for a native sidecar, whose `hostPort` the kubelet does not map.
     pub host_port: Option<NodePort>,
@@ -283,32 +283,32 @@ pub struct ContainerPort {
 pub enum ServiceType {
     /// `ClusterIP`, headless or not; an empty type means `ClusterIP`.
     ClusterIp,
-    /// `LoadBalancer`.
+    /// `LoadBalancer`: NPL assigns node ports to the Pods of enabled Services of this type.
     LoadBalancer,
-    /// `NodePort`: NPL ignores such Services.
+    /// `NodePort`: NPL does not assign node ports for Services of this type.
     NodePort,
-    /// `ExternalName`: NPL ignores such Services.
+    /// `ExternalName`: NPL does not assign node ports for Services of this type.
     ExternalName,
 }
 
-/// A Service.
+/// A Service of any namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Namespace and name.
+    /// The namespace and name of the Service.
     pub key: ServiceKey,
     /// `metadata.uid`, which distinguishes the Service from an earlier Service of the same name.
     pub uid: ServiceUid,
     /// Whether the annotation that enables NPL for the Service is exactly `true`.
     pub is_enabled: bool,
-    /// `spec.type`.
+    /// `spec.type` of the Service.
     pub service_type: ServiceType,
     /// `spec.selector`; an empty selector selects no Pod.
     pub selector: BTreeMap<String, String>,
-    /// `spec.ports`.
+    /// `spec.ports` of the Service.
     pub ports: Vec<ServicePort>,
     /// `spec.ports[].nodePort` and `spec.healthCheckNodePort`: numbers that kube-proxy serves on every Node.
     pub node_ports: BTreeSet<NodePort>,
-    /// `spec.ipFamilies`.
+    /// `spec.ipFamilies` of the Service.
     pub families: Vec<Family>,
     /// The source addresses that may use the node ports of the Service's Pods.
     pub allow_list: AllowList,
@@ -336,19 +336,19 @@ impl Service {
     }
 }
 
-/// `spec.ports[]` of a Service.
+/// A port of a Service: an element of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// `protocol`.
+    /// `protocol`: the transport protocol of the port.
     pub protocol: Protocol,
-    /// `targetPort`.
+    /// `targetPort`: the Pod port to which the Service port leads.
     pub target: TargetPort,
 }
 
-/// `spec.ports[].targetPort`.
+/// `spec.ports[].targetPort`: the Pod port to which a Service port leads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetPort {
-    /// A number.
+    /// The number of a Pod port.
     Number(PodPort),
     /// The name of a container port, which is resolved for each Pod.
     Name(String),
@@ -357,16 +357,16 @@ pub enum TargetPort {
 /// The Node on which this agent runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// `metadata.name`.
+    /// `metadata.name` of the Node.
     pub name: String,
-    /// `status.addresses` of type `InternalIP`, in order.
+    /// `status.addresses` of type `InternalIP`, in the order of the status.
     pub internal_ips: Vec<IpAddr>,
-    /// `status.addresses` of type `ExternalIP`, in order.
+    /// `status.addresses` of type `ExternalIP`, in the order of the status.
     pub external_ips: Vec<IpAddr>,
 }
 
-/// The key of a mapping: family, node port and protocol. Clients reach the mapping on every local address of the
-/// family.
+/// The key of a mapping: family, node port and protocol. Clients reach the mapping by every address of the Node, in
+/// this family, on which node ports answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
@@ -384,12 +384,12 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// The value of a mapping: the Pod that receives its traffic.
+/// The value of a mapping: the Pod port that receives the traffic of the mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
-    /// The Pod's address, of the frontend's family.
+    /// The Pod's address in the family of the mapping's frontend.
     pub pod_ip: IpAddr,
-    /// The Pod's port.
+    /// The number of the Pod port.
     pub pod_port: PodPort,
     /// [`PodUid::generation`] of the Pod.
     pub generation: u32,
@@ -404,12 +404,13 @@ impl Backend {
     }
 }
 
-/// A time of the monotonic clock in milliseconds. The core never reads a clock: the caller passes the time.
+/// A time of the monotonic clock in milliseconds. The core does not read a clock: the caller of the core passes the
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// The moment `millis` milliseconds later.
+    /// Returns the time `millis` milliseconds after this time.
     #[must_use]
     pub const fn plus(self, millis: u64) -> Self {
         Self(self.0.saturating_add(millis))

@@ -13,19 +13,20 @@ use super::{
 pub struct Observed {
     /// The mappings in the datapath.
     pub mappings: BTreeMap<Frontend, Backend>,
-    /// The allowed sources of each frontend. An unrestricted mapping ignores the sources of an earlier list.
+    /// The allowed sources of each frontend. The sources that remain after a restriction has ended have no effect on
+    /// the mapping.
     pub sources: BTreeMap<Frontend, BTreeSet<SourceRange>>,
-    /// The node ports that this process has bound.
+    /// The node ports to which this process has bound a socket.
     pub reservations: BTreeSet<Frontend>,
 }
 
 impl Observed {
-    /// The sources that may use a mapping.
+    /// The sources that the observed state allows to use a mapping.
     pub(in crate::core) fn sources_of(&self, frontend: Frontend, backend: Backend) -> Sources {
         Sources::of(backend, self.sources.get(&frontend).into_iter().flatten().copied())
     }
 
-    /// The frontends that differ between the two observations.
+    /// The frontends whose mapping, allowed sources or reservation differ between two observations.
     pub(in crate::core) fn differences(&self, other: &Self) -> BTreeSet<Frontend> {
         let mut changed: BTreeSet<Frontend> =
             self.reservations.symmetric_difference(&other.reservations).copied().collect();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Warnings about valid port ranges that conflict with ports of other software or with the limit of open files.
+//! Warnings about a valid port range that overlaps ports of other software, or that is too large for the limit of open
+//! files.
 
 use std::fmt;
 
@@ -8,7 +9,8 @@ use super::settings::{PortRange, Settings};
 /// The default service node port range of Kubernetes.
 const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 
-/// The range overlaps ports that the kernel or Kubernetes allocates. The `Display` text is a log message.
+/// The warning that the port range overlaps ports that the kernel or Kubernetes allocates. The `Display` text is a log
+/// message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeWarning {
     /// The kernel uses these ports as ephemeral ports of outgoing connections.
@@ -18,11 +20,11 @@ pub enum RangeWarning {
          to net.ipv4.ip_local_reserved_ports"
     )]
     Ephemeral {
-        /// The range of `--port-range`.
+        /// The port range of `--port-range`.
         range: PortRange,
-        /// The first ephemeral port.
+        /// The first port of `net.ipv4.ip_local_port_range`.
         first: u16,
-        /// The last ephemeral port.
+        /// The last port of `net.ipv4.ip_local_port_range`.
         last: u16,
     },
     /// Kubernetes allocates these ports to Services of type `NodePort`.
@@ -32,17 +34,17 @@ pub enum RangeWarning {
          another service node port range"
     )]
     ServiceNodePorts {
-        /// The range of `--port-range`.
+        /// The port range of `--port-range`.
         range: PortRange,
     },
 }
 
-/// The kernel's ephemeral ports.
+/// The ports that the kernel uses as ephemeral ports of outgoing connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EphemeralPorts {
     first: u16,
     last: u16,
-    /// Ranges of reserved ports, which the kernel does not use as ephemeral ports.
+    /// Ranges of ports that a sysctl reserves, so that the kernel does not use them as ephemeral ports.
     reserved: Vec<(u16, u16)>,
 }
 
@@ -55,7 +57,7 @@ impl EphemeralPorts {
         Some(Self { first, last, reserved: reserved.trim().split(',').filter_map(span).collect() })
     }
 
-    /// Whether the range contains an ephemeral port.
+    /// Whether `range` contains an ephemeral port.
     fn are_of(&self, range: PortRange) -> bool {
         self.are_between(range.start().0, range.end().0)
     }
@@ -84,8 +86,8 @@ fn span(text: &str) -> Option<(u16, u16)> {
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// The warnings about a range. `ephemeral` contains the kernel's ephemeral ports, or is `None` if the sysctls cannot be
-/// read.
+/// Returns the warnings about a port range. `ephemeral` contains the kernel's ephemeral ports; `None` if the sysctls
+/// cannot be read.
 pub fn port_range_warnings(range: PortRange, ephemeral: Option<&EphemeralPorts>) -> Vec<RangeWarning> {
     let ephemeral = ephemeral.filter(|ephemeral| ephemeral.are_of(range));
     let ephemeral =
@@ -96,10 +98,10 @@ pub fn port_range_warnings(range: PortRange, ephemeral: Option<&EphemeralPorts>)
     ephemeral.into_iter().chain(services).collect()
 }
 
-/// An upper bound on the number of files that the agent opens in addition to its reserved node ports.
+/// An upper bound on the number of files that the agent opens besides the sockets that reserve node ports.
 const OTHER_FILES: u64 = 256;
 
-/// A warning if the limit of open files is too low to reserve every node port of the range for each family and
+/// Returns a warning if the limit of open files is too low to reserve every node port of the range for each family and
 /// protocol.
 pub fn open_files_warning(settings: &Settings, limit: u64) -> Option<String> {
     let each = settings.families.len() * settings.protocols.len();

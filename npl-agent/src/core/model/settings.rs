@@ -5,35 +5,36 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
 use super::{Family, Node, NodePort, Protocol, sources::SourceRange};
 
-/// The settings on which all decisions depend.
+/// The operator's settings, on which the decisions about node ports depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The range from which node ports are allocated.
+    /// The range of ports from which NPL allocates node ports.
     pub port_range: PortRange,
-    /// Which of the Node's addresses are published.
+    /// How the agent chooses the addresses of the Node that annotations publish.
     pub node_ip: NodeIpSource,
-    /// The fields of an annotation entry.
+    /// The set of fields that an annotation entry has.
     pub annotation_format: AnnotationFormat,
     /// Whether the protocols of one Pod port share a node port number and an annotation entry.
     pub protocol_pairing: ProtocolPairing,
-    /// The families that the datapath serves.
+    /// The IP families that the datapath serves.
     pub families: Vec<Family>,
-    /// The protocols that the datapath serves.
+    /// The transport protocols that the datapath serves.
     pub protocols: Vec<Protocol>,
-    /// How long a mapping keeps translating after the Pod's annotation no longer names the mapping.
+    /// The time in milliseconds for which a mapping still translates after the Pod's annotation no longer names it.
     pub drain_millis: u64,
-    /// How long a node port cannot be allocated after its mapping is removed.
+    /// The time in milliseconds for which a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,
     /// Whether this Node is being retired: the agent acts as if there were no Services.
     pub is_retiring: bool,
 }
 
-/// The shortest quarantine without a warning. A load balancer keeps a removed member for some time; AKO (the Avi
-/// Kubernetes Operator) did so for up to 21 s.
+/// The shortest quarantine without a warning. A load balancer still sends to a withdrawn node port for some time; AKO
+/// (the Avi Kubernetes Operator) did so for up to 21 s.
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
-    /// A warning if a withdrawn node port may lead to another Pod while load balancers still send to this node port.
+    /// Returns a warning if the quarantine is so short that a withdrawn node port may lead to another Pod while load
+    /// balancers still send to it.
     pub fn quarantine_warning(&self) -> Option<String> {
         (self.quarantine_millis < SHORTEST_QUARANTINE_MILLIS).then(|| {
             format!(
@@ -45,8 +46,8 @@ impl Settings {
         })
     }
 
-    /// The published address of each served family. A published address stays published while it is one of the
-    /// candidates: kubelet and cloud controller may change the order of a Node's addresses every minute.
+    /// Returns the address to publish for each served family. The published address does not change while it is one of
+    /// the candidates: kubelet and cloud controller may change the order of a Node's addresses every minute.
     pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));
@@ -63,47 +64,48 @@ pub struct PortRange {
     end: NodePort,
 }
 
-/// Why a text is not a port range.
+/// The error that a text is not a port range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortRangeError {
     /// The text does not consist of two numbers with a dash in between.
     #[error("port range {0:?} is not START-END: give two port numbers, for example 61000-62000")]
     Malformed(String),
-    /// A bound is not a port.
+    /// The start or the end is not a port number.
     #[error("port range {0:?} has a bound outside 1-65535: give two port numbers, for example 61000-62000")]
     OutOfBounds(String),
-    /// The end is not greater than the start.
+    /// The end of the range is not greater than its start.
     #[error("port range {0:?} does not end above its start: give the lower port first, for example 61000-62000")]
     Empty(String),
 }
 
 impl PortRange {
-    /// The first port.
+    /// The first port of the range.
     pub const fn start(self) -> NodePort {
         self.start
     }
 
-    /// The last port.
+    /// The last port of the range.
     pub const fn end(self) -> NodePort {
         self.end
     }
 
-    /// Whether the range contains a port.
+    /// Whether `port` is in the range.
     pub fn contains(self, port: NodePort) -> bool {
         (self.start..=self.end).contains(&port)
     }
 
-    /// The number of ports.
+    /// The number of ports in the range.
     pub fn len(self) -> usize {
         usize::from(self.end.0 - self.start.0) + 1
     }
 
-    /// Always returns false: a range has at least two ports.
+    /// Returns false for every range, because a range has at least two ports.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// The port after `port`. After the last port, and after a port outside the range, the first port follows.
+    /// Returns the port after `port`. After the last port, and after a port outside the range, the first port of the
+    /// range follows.
     pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
         if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
     }
@@ -112,8 +114,8 @@ impl PortRange {
 impl FromStr for PortRange {
     type Err = PortRangeError;
 
-    /// Rejects every text that Antrea rejects, for example a range of one port, and also bounds that are not port
-    /// numbers.
+    /// Parses `START-END`. Rejects every text that Antrea rejects, for example a range of one port, and also bounds
+    /// that are not port numbers.
     fn from_str(text: &str) -> Result<Self, PortRangeError> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let (start, end) = text
@@ -135,27 +137,29 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Which of the Node's addresses are published, decided for each IP family separately.
+/// How the agent chooses the published address of the Node, for each IP family separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeIpSource {
-    /// The first `InternalIP` of the family. If the Node has no such address, the first `ExternalIP`.
+    /// The first `InternalIP` of the family is published. If the Node has no `InternalIP` of the family, the first
+    /// `ExternalIP` of the family is published.
     Internal,
-    /// The first `ExternalIP` of the family. If the Node has no such address, the first `InternalIP`.
+    /// The first `ExternalIP` of the family is published. If the Node has no `ExternalIP` of the family, the first
+    /// `InternalIP` of the family is published.
     External,
-    /// The first element that has an address of the family.
+    /// The first element of the list that gives an address of the family is published.
     Listed(Vec<NodeIp>),
 }
 
-/// An element of a list of Node addresses.
+/// An element of the list of `--node-ip`: one address, or a range that contains an address of the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeIp {
-    /// This address, whether or not the Node object lists the address.
+    /// This address is published, whether or not the Node object lists the address.
     Address(IpAddr),
     /// The first address of the Node object in this range. An `InternalIP` takes precedence over an `ExternalIP`.
     Range(SourceRange),
 }
 
-/// The text does not name Node addresses.
+/// The error that a text does not name Node addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "node IP {0:?} is neither internal nor external nor a list of addresses or ranges: give for example 192.0.2.10 or \
@@ -172,8 +176,8 @@ impl NodeIpSource {
             Self::External => [external, internal].concat(),
             Self::Listed(list) => {
                 let needs_node = list.iter().any(|choice| matches!(choice, NodeIp::Range(_)));
-                // While the Node object is unknown, no address of a list with ranges is published, because an earlier
-                // range takes precedence over the address.
+                // While the Node object is unknown, no address of a list with ranges is published: a range that
+                // precedes the address in the list may contain an address of the Node.
                 if needs_node && node.is_none() {
                     return Vec::new();
                 }
@@ -212,7 +216,7 @@ impl FromStr for NodeIpSource {
     }
 }
 
-/// The fields of an annotation entry. Each format has the name of the Antrea version that writes it.
+/// The set of fields that an annotation entry has. Each format has the name of the Antrea version that writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnotationFormat {
     /// The fields `podPort, nodeIP, nodePort, protocol, protocols`.
@@ -223,16 +227,17 @@ pub enum AnnotationFormat {
     V2_6,
 }
 
-/// How several protocols of one Pod port are published.
+/// How the annotation publishes several protocols of one Pod port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProtocolPairing {
-    /// A separate node port and entry for each protocol, as in Antrea.
+    /// Each protocol of a Pod port has its own node port and annotation entry, as in Antrea.
     Separate,
-    /// One node port number, and one entry with all protocols in `protocols`.
+    /// All protocols of a Pod port have the same node port number, and one annotation entry that lists them in
+    /// `protocols`.
     Merged,
 }
 
-/// The text is not a protocol pairing.
+/// The error that a text is not a protocol pairing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("protocol pairing {0:?} is not known: give separate or merged")]
 pub struct ProtocolPairingError(String);
@@ -249,7 +254,7 @@ impl FromStr for ProtocolPairing {
     }
 }
 
-/// The text is not an annotation format.
+/// The error that a text is not an annotation format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation format {0:?} is not known: give v1.7, v2.0 or v2.6")]
 pub struct AnnotationFormatError(String);

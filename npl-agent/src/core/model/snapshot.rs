@@ -9,10 +9,10 @@ use std::{
 
 use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey, ServiceUid};
 
-/// A change that a watch reports.
+/// A change of the cluster that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The API server's store was restored from a backup: resource versions have decreased, and a list of Pods follows.
+    /// The API server's store was restored from a backup: resource versions have decreased. A [`Self::Pods`] follows.
     StoreRestored,
     /// A list of all Pods of this Node. Known Pods that are not in the list were deleted.
     Pods(Vec<Pod>),
@@ -20,7 +20,7 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services that NPL acts on or that have a node port. A known Service that the list lacks was
+    /// A list of all Services that NPL acts on or that have a node port. A known Service that is not in the list was
     /// deleted, or no longer meets either condition.
     Services(Vec<Service>),
     /// A Service was created or changed.
@@ -34,7 +34,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The change that the watch would report if the cluster had no Services.
+    /// Returns the change that the watch would report instead of this one if the cluster had no Services.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
@@ -57,41 +57,41 @@ pub(in crate::core) struct Touched {
     pub(in crate::core) pods: BTreeSet<PodKey>,
     /// Port numbers that became, or are no longer, a `nodePort` or `healthCheckNodePort` of a Service.
     pub(in crate::core) service_ports: BTreeSet<NodePort>,
-    /// Pods that were deleted; another Pod may have the same name.
+    /// Pods that were deleted, with their uids, because a new Pod may have the same name.
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// The port numbers of a Service that kube-proxy serves on every Node.
+/// A Service with the port numbers on which kube-proxy serves it on every Node.
 #[derive(Debug)]
 struct NodePortService {
     uid: ServiceUid,
     node_ports: BTreeSet<NodePort>,
 }
 
-/// A Pod's claim to an address. Claims are ordered by time. The Pod with the greatest claim holds the address.
+/// A Pod's claim to an IP address. Claims are ordered by time. The Pod with the greatest claim holds the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
-    /// How often the store had been restored before the first event that shows the address. Resource versions from
-    /// before and after a restore cannot be compared.
+    /// How often the API server's store had been restored before the first event in which the Pod has the address.
+    /// Resource versions from before and after a restore cannot be compared.
     restores: u64,
-    /// The Pod's resource version in the first event that shows the address.
+    /// The Pod's resource version in the first event in which the Pod has the address.
     resource_version: u64,
     evidence: ClaimEvidence,
 }
 
-/// Evidence about a Pod's claim to an address, from the mappings that an earlier agent left.
+/// What the mappings of an earlier agent show about a Pod's claim to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the address's IP family.
     Unmapped,
     /// A mapping of the Pod leads to the address: the earlier agent decided that the Pod holds the address.
     Mapped,
-    /// The Pod's mapping leads to another address: the claim is newer than the mapping.
+    /// The Pod's mapping leads to another address, so the Pod got the claimed address after the mapping was written.
     Moved,
 }
 
 /// The last known objects of the cluster: the Pods of this Node, the Services that NPL acts on, and the node ports of
-/// other Services.
+/// all Services.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -104,7 +104,7 @@ pub(in crate::core) struct Snapshot {
     /// All Services with a `nodePort` or `healthCheckNodePort`, including Services on which NPL does not act.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
-    /// How often the API server's store was restored from a backup since the start.
+    /// How often the API server's store was restored from a backup since the agent started.
     restores: u64,
 }
 
@@ -120,13 +120,13 @@ impl Snapshot {
             Change::Service(service) => self.put_service(service, &mut touched),
             Change::ServiceGone(key) => self.remove_service(&key, &mut touched),
             Change::Node(node) => self.node = Some(node),
-            // Mappings stay, because the last known addresses still belong to this Node.
+            // Mappings stay, because the last known addresses still belong to this machine.
             Change::NodeGone => {}
         }
         touched
     }
 
-    /// Whether Pods and Services were listed. Before both lists, a missing object may still exist.
+    /// Whether Pods and Services were listed. Before both lists are complete, an object that is not known may exist.
     pub(in crate::core) const fn is_listed(&self) -> bool {
         self.pods_listed && self.services_listed
     }
@@ -143,7 +143,7 @@ impl Snapshot {
         self.pods.values()
     }
 
-    /// A Service that NPL acts on.
+    /// Returns the Service with this key if NPL acts on it.
     pub(in crate::core) fn service(&self, key: &ServiceKey) -> Option<&Service> {
         self.services.get(key)
     }
@@ -153,30 +153,30 @@ impl Snapshot {
         in_namespace(&self.services, namespace)
     }
 
-    /// The Services that select the Pod.
+    /// The Services that NPL acts on and that select the Pod.
     pub(in crate::core) fn services_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Service> {
         in_namespace(&self.services, &pod.key.namespace).filter(move |service| service.selects(pod))
     }
 
-    /// The Pod that holds an address.
+    /// Returns the Pod that holds an IP address.
     ///
-    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the Pods is
-    /// terminating, the other Pod holds the address. Otherwise the Pod with the newest claim holds the address, because
-    /// the kubelet reports an address after the CNI assigned it.
+    /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the two
+    /// Pods is terminating, the Pod that is not terminating holds the address. If none is terminating, the Pod with the
+    /// newest claim holds the address, because the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
         pods.max_by_key(|(pod, claim)| (!pod.is_terminating, *claim, &pod.uid)).map(|(pod, _)| pod)
     }
 
-    /// The addresses of Pods that have addresses of their own.
+    /// The IP addresses of all Pods that are not on the host network and have not finished.
     pub(in crate::core) fn pod_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.by_ip.keys().copied()
     }
 
-    /// Orders the address claims of the Pods in the first list by the mappings that an earlier agent left. The Pods'
-    /// resource versions do not give this order, because a version in a list may be newer than the Pod's claim. Claims
-    /// of later events are newer than all claims of the list.
+    /// Orders the address claims of the Pods in the first list, by the mappings that an earlier agent left in the
+    /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after it got
+    /// its address. Claims of events after the list are newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };
@@ -193,8 +193,8 @@ impl Snapshot {
         self.by_host_port.contains_key(&port)
     }
 
-    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`. Clients of this Service send packets to
-    /// the port.
+    /// Returns a Service that has the number as a `nodePort` or `healthCheckNodePort`, so that clients of this Service
+    /// send packets to the port.
     pub(in crate::core) fn service_with_port(&self, port: NodePort) -> Option<(&ServiceKey, &ServiceUid)> {
         let key = self.by_service_port.get(&port)?.first()?;
         Some((key, &self.node_port_services.get(key)?.uid))
@@ -205,7 +205,7 @@ impl Snapshot {
         self.is_host_port(port) || self.by_service_port.contains_key(&port)
     }
 
-    /// Replaces the node ports of a Service; `None` if the Service is deleted.
+    /// Replaces the `nodePort`s and `healthCheckNodePort` of a Service. `service` is `None` if the Service is deleted.
     fn set_service_ports(&mut self, key: &ServiceKey, service: Option<&Service>, touched: &mut Touched) {
         let former = self.node_port_services.remove(key).map(|known| known.node_ports).unwrap_or_default();
         let node_ports = service.map(|service| service.node_ports.clone()).unwrap_or_default();
@@ -222,8 +222,8 @@ impl Snapshot {
         }
     }
 
-    /// Resets the known resource version of every Pod to 0 after etcd was restored from a backup. The restored versions
-    /// are lower than the known versions, but must not count as outdated.
+    /// Resets the known resource version of every Pod to 0 after the API server's store was restored from a backup. The
+    /// restored versions are lower than the known versions, but must not count as outdated.
     fn forget_versions(&mut self) {
         self.restores += 1;
         for pod in self.pods.values_mut() {
@@ -243,7 +243,7 @@ impl Snapshot {
         }
     }
 
-    /// The Pod's claims to its addresses.
+    /// Returns the Pod's claims to the addresses in its status.
     fn claims_of(&self, pod: &Pod) -> BTreeMap<IpAddr, AddressClaim> {
         contended_ips(pod).filter_map(|ip| Some((ip, *self.by_ip.get(&ip)?.get(&pod.key)?))).collect()
     }
@@ -252,10 +252,10 @@ impl Snapshot {
         let mut former_claims = BTreeMap::new();
         if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
-                return; // The event is older than the known Pod.
+                return; // The event is older than the known state of the Pod.
             }
             if differ_by_writes_only(known, &pod) {
-                // The Pod is updated in place, because replacing a thousand Pods in a burst would fragment the heap.
+                // The known Pod is updated in place: replacing a thousand Pods in a burst would fragment the heap.
                 Pod {
                     resource_version: known.resource_version,
                     annotation: known.annotation,
@@ -289,7 +289,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of this name if the Pod has this uid. If `uid` is `None`, removes the Pod in any case.
+    /// Removes the Pod of this name if it has this uid, or if `uid` is `None`.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);
@@ -366,8 +366,8 @@ impl Snapshot {
     }
 }
 
-/// Whether two versions of a Pod differ only in fields that agents write. A change of these fields affects no index and
-/// no other Pod.
+/// Whether two versions of a Pod differ only in fields that agents write. A change of these fields affects neither an
+/// index of the snapshot nor another Pod.
 fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
     let Pod {
         key,
@@ -387,7 +387,7 @@ fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
         && (*is_finished, *is_terminating, *host_network) == (pod.is_finished, pod.is_terminating, pod.host_network)
 }
 
-/// The objects of a namespace; keys are ordered by namespace first.
+/// Returns the objects of one namespace. The namespace is the first sort criterion of the keys.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
@@ -403,7 +403,8 @@ fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
     pod.ports.iter().filter_map(|port| port.host_port)
 }
 
-/// Removes an object from one entry of an index. Removes the entry too if it then has no objects.
+/// Removes an object from the index entry of a node port. If no object is left in the index entry, removes the index
+/// entry.
 fn forget(index: &mut BTreeMap<NodePort, BTreeSet<ObjectKey>>, entry: NodePort, object: &ObjectKey) {
     if let Some(objects) = index.get_mut(&entry) {
         objects.remove(object);

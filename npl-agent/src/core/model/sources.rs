@@ -10,19 +10,19 @@ use std::{
 
 use super::{Backend, Family};
 
-/// The maximum number of ranges that are enforced for one Service; later ranges allow no client.
+/// The maximum number of ranges that are enforced for one Service. Ranges in excess of this number allow no client.
 pub const MAX_RANGES: usize = 256;
-/// The maximum length, in characters, of an unparsable entry in a message; the rest of the entry is cut off.
+/// The maximum number of characters of an unparsable list entry that a message shows; the rest of the entry is cut off.
 const SHOWN_CHARS: usize = 48;
 
-/// A CIDR range. Bits after the prefix are zero, so that equal ranges have one representation.
+/// A CIDR range of source addresses. Bits after the prefix are zero, so that equal ranges have one representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRange {
     first: IpAddr,
     length: u8,
 }
 
-/// The text is neither an address nor a range.
+/// The error that a text is neither an address nor a CIDR range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an address or a range: give 192.0.2.7, 192.0.2.0/24 or 2001:db8::/32")]
 pub struct UnknownRange;
@@ -36,8 +36,8 @@ impl FromStr for SourceRange {
 }
 
 impl SourceRange {
-    /// The range with this prefix length that contains the address; `None` if the length exceeds the bits of an
-    /// address.
+    /// Returns the range that has this prefix length and contains the address; `None` if the length exceeds the number
+    /// of bits of the address.
     pub fn new(ip: IpAddr, length: u8) -> Option<Self> {
         let first = match ip {
             IpAddr::V4(ip) => {
@@ -52,12 +52,12 @@ impl SourceRange {
         Some(Self { first, length })
     }
 
-    /// The lowest address.
+    /// The lowest address of the range.
     pub const fn first(self) -> IpAddr {
         self.first
     }
 
-    /// The prefix length.
+    /// The prefix length of the range.
     pub const fn length(self) -> u8 {
         self.length
     }
@@ -72,13 +72,13 @@ impl SourceRange {
         Self::new(ip, self.length) == Some(self)
     }
 
-    /// Whether this range contains the other range.
+    /// Whether this range contains all addresses of `other`.
     fn covers(self, other: Self) -> bool {
         self.length <= other.length && Self::new(other.first, self.length) == Some(self)
     }
 
     /// Parses `ADDRESS/LENGTH`, or an address alone. A range of IPv4-mapped IPv6 addresses becomes an IPv4 range,
-    /// because the datapath sees IPv4 packets.
+    /// because packets from these addresses are IPv4 packets.
     pub(super) fn read(text: &str) -> Option<Self> {
         let (ip, length) = match text.split_once('/') {
             Some((ip, length)) => (ip, Some(read_length(length)?)),
@@ -94,7 +94,8 @@ impl SourceRange {
     }
 }
 
-/// Parses digits without a leading zero; other spellings are likely mistakes.
+/// Parses a prefix length: digits without a leading zero or sign. A prefix length in any other spelling is likely a
+/// mistake.
 fn read_length(text: &str) -> Option<u8> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if is_number { text.parse().ok() } else { None }
@@ -109,30 +110,33 @@ impl fmt::Display for SourceRange {
 /// The sources that may use a mapping.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sources {
-    /// Every source is allowed.
+    /// Clients with any source address are allowed.
     Anyone,
-    /// Sources in one of these ranges. No range contains another range. If there is no range, no source is allowed.
+    /// Clients with a source address in one of these ranges are allowed. No range contains another range of the set. An
+    /// empty set allows no client.
     Only(BTreeSet<SourceRange>),
 }
 
 impl Sources {
-    /// The sources of a mapping in the kernel, from the mapping's flag `is_restricted` and the ranges in the map.
+    /// Returns the sources that a mapping in the kernel allows. `ranges` are the ranges in the kernel's map; they count
+    /// only if the mapping's flag `is_restricted` is set.
     pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }
 
-    /// Whether some sources are excluded.
+    /// Whether some sources are not allowed.
     pub const fn is_restricted(&self) -> bool {
         matches!(self, Self::Only(_))
     }
 
-    /// The ranges, if the mapping is restricted.
+    /// The allowed ranges; none if every source is allowed.
     pub fn ranges(&self) -> impl Iterator<Item = SourceRange> {
         let ranges = if let Self::Only(ranges) = self { Some(ranges) } else { None };
         ranges.into_iter().flatten().copied()
     }
 
-    /// The ranges of one family. Ranges of the other family allow no client of this family.
+    /// Returns the sources of one IP family. Ranges of the other family are left out, because they allow no client of
+    /// this family.
     #[must_use]
     pub fn of_family(&self, family: Family) -> Self {
         match self {
@@ -141,7 +145,7 @@ impl Sources {
         }
     }
 
-    /// The union of both lists of sources.
+    /// Returns the union of both sets of sources.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         if self.is_restricted() && other.is_restricted() {
@@ -153,12 +157,12 @@ impl Sources {
 }
 
 impl FromIterator<SourceRange> for Sources {
-    /// The sources in these ranges.
+    /// Creates the sources that consist of these ranges, without ranges that another range contains.
     fn from_iter<I: IntoIterator<Item = SourceRange>>(ranges: I) -> Self {
         let all: BTreeSet<SourceRange> = ranges.into_iter().collect();
         let mut kept: BTreeSet<SourceRange> = BTreeSet::new();
-        // In sorted order, a range comes before all ranges that it contains. So only the last kept range may contain
-        // the next one.
+        // In sorted order, a range precedes all ranges that it contains. So only the range that was kept last can
+        // contain `range`.
         for range in all {
             if !kept.last().is_some_and(|last| last.covers(range)) {
                 kept.insert(range);
@@ -173,29 +177,29 @@ impl FromIterator<SourceRange> for Sources {
 pub struct AllowList {
     /// The sources that the list allows.
     pub sources: Sources,
-    /// The first entry that cannot be parsed.
+    /// The first list entry that cannot be parsed, if any.
     pub unreadable: Option<Unreadable>,
-    /// The number of entries beyond [`MAX_RANGES`].
+    /// The number of list entries in excess of [`MAX_RANGES`].
     pub beyond: usize,
 }
 
-/// An entry that cannot be parsed and allows no client.
+/// A list entry that cannot be parsed, and therefore allows no client.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreadable {
-    /// The position in the list, from 1.
+    /// The position of the entry in the list, counted from 1.
     pub position: usize,
     /// The beginning of the entry's text.
     pub entry: String,
-    /// How many other entries cannot be parsed.
+    /// The number of further entries of the list that cannot be parsed.
     pub others: usize,
 }
 
 impl AllowList {
-    /// The list of a Service without the annotation.
+    /// The allow-list of a Service that has no annotation with allowed sources: it allows every source.
     pub const ABSENT: Self = Self { sources: Sources::Anyone, unreadable: None, beyond: 0 };
 
-    /// Parses a comma-separated list of ranges. Errors never allow additional sources: only ranges that the list names
-    /// are allowed.
+    /// Parses a comma-separated list of ranges. An error in the list allows no additional source: only ranges that the
+    /// list names are allowed.
     pub fn read(text: &str) -> Self {
         let mut ranges = BTreeSet::new();
         let mut list = Self::ABSENT;

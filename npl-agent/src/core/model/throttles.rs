@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use super::Moment;
 
-/// The shortest time in milliseconds between two lines of one kind.
+/// The shortest time in milliseconds between two log lines of the same kind.
 const INTERVAL: u64 = 60_000;
 
-/// When the last line of each kind was logged, and how many lines were suppressed since.
+/// For each kind of log line: when a line was logged last, and how many lines were suppressed since.
 #[derive(Debug, Clone)]
 pub struct Throttles<K> {
     last: BTreeMap<K, (Moment, u64)>,
@@ -21,8 +21,8 @@ impl<K> Default for Throttles<K> {
 }
 
 impl<K: Ord> Throttles<K> {
-    /// Requests the permission to log a line. Returns the number of lines that were suppressed since the last logged
-    /// line; `None` if the last line of this kind was logged less than a minute ago.
+    /// Asks whether a line of this kind may be logged. Returns the number of lines of this kind that were suppressed
+    /// since the last logged one; `None` if the last one was logged less than a minute ago.
     pub fn acquire(&mut self, kind: K, now: Moment) -> Option<u64> {
         match self.last.get_mut(&kind) {
             Some((at, left_out)) if now < at.plus(INTERVAL) => {

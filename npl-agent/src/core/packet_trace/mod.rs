@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packet tracing: which packets `npl-agent trace` follows, and what the records of the programs contain.
+//! Packet tracing: selects the packets that `npl-agent trace` shows, and decodes the trace records of the programs.
 
 pub mod packet;
 mod selection;

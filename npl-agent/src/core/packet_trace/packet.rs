@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses the start of an IP packet.
+//! Parses addresses, ports and flags from the first bytes of an IP packet.
 
 use std::{fmt, net::IpAddr};
 
@@ -8,29 +8,29 @@ use serde::Serialize;
 
 use crate::core::model::Protocol;
 
-/// TCP flags with their letters, in the order in which tcpdump prints them.
+/// The bits of the TCP flags with their letters, in the order in which tcpdump prints the letters.
 const FLAGS: [(u8, char); 8] =
     [(0x02, 'S'), (0x01, 'F'), (0x04, 'R'), (0x08, 'P'), (0x20, 'U'), (0x40, 'E'), (0x80, 'W'), (0x10, '.')];
-/// Offset of the flags in a TCP header.
+/// The offset of the flags in a TCP header.
 const TCP_FLAGS: usize = 13;
-/// Bytes of an ICMP header.
+/// The length of an ICMP header in bytes.
 const ICMP_HEADER: usize = 8;
-/// Types of ICMP errors (RFC 792) and of `ICMPv6` errors (RFC 4443), with their protocol.
+/// The types of ICMP errors (RFC 792) and of `ICMPv6` errors (RFC 4443), after the protocol's IANA number.
 const ERRORS: [(u8, &[u8]); 2] = [(1, &[3, 4, 5, 11, 12]), (58, &[1, 2, 3, 4])];
 
 /// Addresses, ports and flags of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Packet {
-    /// The source address.
+    /// The source address in the IP header.
     pub source: IpAddr,
-    /// The destination address.
+    /// The destination address in the IP header.
     pub destination: IpAddr,
     /// The IANA number of the transport protocol.
     pub protocol: u8,
-    /// Source and destination port; `None` for later fragments and for protocols without ports.
+    /// Source and destination port; `None` for protocols without ports, and for fragments except the first one.
     pub ports: Option<[u16; 2]>,
-    /// The TCP flags in the letters of tcpdump, such as `S.` for SYN and ACK; empty for other protocols.
+    /// The TCP flags in the letters of tcpdump, such as `S.` for SYN and ACK; empty for protocols other than TCP.
     pub flags: String,
     /// Whether the packet is a fragment.
     pub is_fragment: bool,
@@ -65,19 +65,19 @@ impl Packet {
         })
     }
 
-    /// Source and destination, each with its port if the packet has ports.
+    /// The source and destination address, each with its port if the packet has ports.
     pub fn ends(&self) -> [(IpAddr, Option<u16>); 2] {
         let [source, destination] = self.ports.map_or([None; 2], |ports| ports.map(Some));
         [(self.source, source), (self.destination, destination)]
     }
 
-    /// Whether the packet belongs to a protocol with ports. The packet itself may lack the ports, for example as a
-    /// later fragment.
+    /// Whether the packet's protocol has ports, or the packet is a fragment. The packet itself may lack the ports, for
+    /// example if it is the second fragment of a datagram.
     pub const fn may_have_ports(&self) -> bool {
         Protocol::from_number(self.protocol).is_some() || self.is_fragment
     }
 
-    /// The name of the protocol, or its number.
+    /// The name of the transport protocol; if NPL knows no name, the IANA number.
     fn protocol_name(&self) -> String {
         match (Protocol::from_number(self.protocol), self.protocol) {
             (Some(protocol), _) => protocol.as_str().to_owned(),
@@ -115,7 +115,7 @@ fn is_later_fragment(ip: &LaxIpSlice<'_>) -> bool {
     }
 }
 
-/// The packet that an ICMP error quotes.
+/// Returns the packet that an ICMP error quotes; `None` if the bytes are no ICMP error.
 fn quote(bytes: &[u8], protocol: u8) -> Option<&[u8]> {
     let (_, errors) = ERRORS.into_iter().find(|(of, _)| *of == protocol)?;
     let (ip, _incomplete) = LaxIpSlice::from_slice(bytes).ok()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Selects packets by client, Pod, node port and protocol: first by a filter in the programs, which may select too many
-//! packets, and then exactly.
+//! Selects packets by client, Pod, node port and protocol. A filter in the programs may select too many packets, so the
+//! agent then compares each packet exactly.
 
 use std::{iter, net::IpAddr};
 
@@ -9,30 +9,30 @@ use npl_common::packet_trace::{EndpointFilter, IPV6, MAX_ENDPOINTS, PORT_MASK, T
 use super::packet::Packet;
 use crate::core::model::{Protocol, sources::SourceRange};
 
-/// The conditions on packets to trace: a client, the node ports or Pods that the client uses, and a protocol. An absent
-/// condition is true for every packet.
+/// The conditions on packets to trace: a client, the node ports or Pods that the client uses, and a protocol. A
+/// condition that is not given is true for every packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PacketSelection {
-    /// The addresses of clients.
+    /// The range of the client's address.
     pub client: Option<SourceRange>,
     /// The port of the client.
     pub client_port: Option<u16>,
-    /// Node ports and Pods. A packet must have one of these node ports or Pods as an endpoint.
+    /// Node ports and Pods. A packet must have one of these node ports or Pods as its source or destination.
     pub endpoints: Vec<TracedEndpoint>,
-    /// The transport protocol. For an ICMP error, the protocol of the quoted packet is compared.
+    /// The transport protocol of the packet, or of the packet that an ICMP error quotes.
     pub protocol: Option<Protocol>,
 }
 
 /// A node port, or a Pod's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TracedEndpoint {
-    /// This port at any address.
+    /// This node port at any address.
     NodePort(u16),
-    /// Any port at this address.
+    /// Any port at this Pod address.
     Address(IpAddr),
 }
 
-/// A filter has no room for all endpoints.
+/// The error that a filter in the programs has no room for all endpoints of the selection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the selection has {0} node ports and Pod addresses, and a filter has room for {MAX_ENDPOINTS}: give the whole name of \
@@ -41,12 +41,12 @@ pub enum TracedEndpoint {
 pub struct TooManyEndpoints(usize);
 
 impl PacketSelection {
-    /// The filter for the programs. The filter selects no packet until its end time is set. A packet whose ports the
-    /// programs do not find, such as a fragment, matches by its addresses alone.
+    /// Returns the filter for the programs. The filter selects no packet until its end time is set. Of a packet whose
+    /// ports the programs do not find, such as a fragment, the filter compares only the addresses.
     ///
     /// # Errors
     ///
-    /// If the filter has no room for all endpoints.
+    /// Returns an error if the filter has no room for all endpoints.
     pub fn filter(&self, records_per_second: u64) -> Result<TraceFilter, TooManyEndpoints> {
         if self.endpoints.len() > MAX_ENDPOINTS {
             return Err(TooManyEndpoints(self.endpoints.len()));
@@ -69,8 +69,8 @@ impl PacketSelection {
         })
     }
 
-    /// Whether a packet, as it was before or after a program, has the client as source or destination, and also one of
-    /// the endpoints. For an ICMP error, the quoted packet is compared.
+    /// Whether a packet, in its form before or after the program, has the client as source or destination, and also one
+    /// of the endpoints. For an ICMP error, the quoted packet is compared.
     pub fn admits(&self, before: &Packet, after: Option<&Packet>) -> bool {
         let packets = || iter::once(before).chain(after).map(|packet| packet.quoted.as_deref().unwrap_or(packet));
         let has_end = |is_wanted: &dyn Fn(&Packet, IpAddr, Option<u16>) -> bool| {
@@ -93,8 +93,8 @@ impl PacketSelection {
     }
 }
 
-/// Whether a port of the packet is the wanted port. The result is also true if the packet lacks ports although the
-/// packet's protocol has ports.
+/// Whether `port` is the wanted port. The result is also true if the packet lacks ports although the packet's protocol
+/// has ports.
 fn may_have_port(packet: &Packet, port: Option<u16>, wanted: u16) -> bool {
     port.map_or(packet.may_have_ports(), |port| port == wanted)
 }
@@ -108,7 +108,7 @@ fn filter(range: Option<SourceRange>, port: Option<u16>) -> EndpointFilter {
     EndpointFilter { addr, addr_mask, port, port_mask, unused: 0 }
 }
 
-/// The netmask of a range, as an address.
+/// The netmask of a range, in the form of an IP address.
 fn mask(range: SourceRange) -> IpAddr {
     let all: IpAddr = if range.first().is_ipv6() { [0xff; 16].into() } else { [0xff; 4].into() };
     SourceRange::new(all, range.length()).map_or(all, SourceRange::first)
@@ -118,7 +118,7 @@ const fn bits(ip: IpAddr) -> u8 {
     if ip.is_ipv6() { 128 } else { 32 }
 }
 
-/// An address as two words in memory order; an IPv4 address is in the first four bytes.
+/// An IP address as two 64-bit words in memory order; an IPv4 address is in the first four bytes.
 fn words(ip: IpAddr) -> [u64; 2] {
     let mut bytes = [0; 16];
     match ip {
@@ -162,7 +162,7 @@ mod tests {
         PacketEnd { addr: words(ip), port: u32::from(port.unwrap_or_default()) | family, port_mask }
     }
 
-    /// Whether the programs record a packet, implemented as in `npl-ebpf/src/path/trace/record.rs`.
+    /// Whether the programs record a packet. The implementation is the same as in `npl-ebpf/src/path/trace/record.rs`.
     fn is_recorded(filter: &TraceFilter, before: &Packet, after: &Packet) -> bool {
         let ends: Vec<PacketEnd> = before.ends().into_iter().chain(after.ends()).map(end).collect();
         let has =

@@ -8,14 +8,14 @@ use npl_common::{
 
 use super::packet::Packet;
 
-/// The hook of a program.
+/// The hook on which a program ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
-    /// TC ingress.
+    /// The TC ingress hook of the device.
     Ingress,
-    /// TC egress.
+    /// The TC egress hook of the device.
     Egress,
-    /// XDP.
+    /// The XDP hook in the device's driver.
     Xdp,
 }
 
@@ -34,33 +34,34 @@ pub enum ProgramVerdict {
     Dropped,
 }
 
-/// One run of a program on a packet.
+/// One run of one program on one packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Time of the run, by the kernel's monotonic clock, in nanoseconds.
+    /// The time at which the program ran, by the kernel's monotonic clock, in nanoseconds.
     pub nanoseconds: u64,
-    /// Index of the program's device.
+    /// The ifindex of the device on which the program ran.
     pub ifindex: u32,
-    /// The hook.
+    /// The hook on which the program ran.
     pub hook: Hook,
-    /// Whether the program translates replies.
+    /// Whether the program translates replies (true) or requests (false).
     pub is_reply: bool,
-    /// Whether the verdict is that of the slow path.
+    /// Whether the slow path returned the verdict.
     pub is_slow_path: bool,
-    /// The verdict.
+    /// The program's verdict on the packet.
     pub verdict: ProgramVerdict,
-    /// Why the packet was passed unchanged or dropped; `None` for other verdicts.
+    /// The reason why the packet was passed unchanged or dropped; `None` if the packet was translated, redirected or
+    /// unrelated.
     pub reason: Option<Reason>,
-    /// Bytes of the packet, from the IP header on.
+    /// The length of the packet in bytes, from the IP header on.
     pub length: u32,
-    /// The start of the packet before the program ran.
+    /// The first bytes of the packet before the program ran.
     pub before: Vec<u8>,
-    /// The start of the packet after the program ran.
+    /// The first bytes of the packet after the program ran.
     pub after: Vec<u8>,
 }
 
 impl Hook {
-    /// The name in tables.
+    /// The name of this value in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -71,7 +72,7 @@ impl Hook {
 }
 
 impl ProgramVerdict {
-    /// The name in tables.
+    /// The name of this value in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unrelated => "unrelated",
@@ -82,7 +83,7 @@ impl ProgramVerdict {
         }
     }
 
-    /// Whether the program has rewritten the packet.
+    /// Whether the program rewrote the packet before it returned this verdict.
     pub const fn is_rewritten(self) -> bool {
         matches!(self, Self::Translated | Self::Redirected)
     }
@@ -100,7 +101,8 @@ impl ProgramVerdict {
 }
 
 impl Step {
-    /// Reads a record; `None` if the record contains a hook, verdict or reason that this version does not know.
+    /// Decodes a trace record; `None` if the record contains a hook, verdict or reason that this version of the agent
+    /// does not know.
     pub fn of(record: &TraceRecord) -> Option<Self> {
         let verdict = ProgramVerdict::of(record.verdict)?;
         let hook = match record.hook {
@@ -130,13 +132,13 @@ impl Step {
         })
     }
 
-    /// The verdict, with its reason in parentheses.
+    /// The name of the verdict, with the reason, if any, in parentheses.
     pub fn outcome(&self) -> String {
         let reason = self.reason.map(|reason| format!(" ({})", reason.name())).unwrap_or_default();
         self.verdict.as_str().to_owned() + &reason
     }
 
-    /// Creates the record of a request at the ingress of a device, for tests.
+    /// Creates, for tests, the step of a request at the ingress hook of a device.
     #[cfg(test)]
     pub(crate) const fn of_request(verdict: ProgramVerdict, reason: Option<Reason>) -> Self {
         Self {
@@ -153,7 +155,8 @@ impl Step {
         }
     }
 
-    /// The packet before and after the program; `None` if the record contains no complete IP header.
+    /// The packet before the program ran and, if the trace record contains it, after the program ran; `None` if the
+    /// record contains no complete IP header of the packet before.
     pub fn packets(&self) -> Option<(Packet, Option<Packet>)> {
         Some((Packet::parse(&self.before)?, Packet::parse(&self.after)))
     }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Judges the withdrawal of node ports and the drain. The agent receives the request for the withdrawal slightly later
-//! than the test sends it, so the drain ends slightly later than the test calculates.
+//! Judges whether node ports are withdrawn, and whether they still answer during the drain. The agent receives the
+//! request for the withdrawal slightly later than the test sends it, so the drain ends slightly later than the test
+//! calculates.
 
 use std::fmt;
 
 use super::{Observation, Outcome, Row};
 
-/// The time since the withdrawal was requested, in milliseconds.
+/// The time in milliseconds since the test requested the withdrawal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Elapsed(pub u64);
 
@@ -16,8 +17,8 @@ impl fmt::Display for Elapsed {
     }
 }
 
-/// The row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was published
-/// before the withdrawal.
+/// Returns the row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was
+/// published before the withdrawal.
 pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elapsed) -> Row {
     let (result, detail) = match (was_published, is_left) {
         (_, true) => (Outcome::Failed, format!("after {elapsed}, the annotation still names node ports")),
@@ -27,7 +28,8 @@ pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elaps
     Row::about("withdrawal", node, result, detail)
 }
 
-/// The result of a request on an open connection, which must be answered if it was sent during the drain.
+/// Judges a request on a connection that was open before the withdrawal. A request that was sent during the drain must
+/// be answered.
 pub fn open_connection(
     observation: &Observation,
     sent: Elapsed,

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Judges the observations of clients: converts each observation to a row of the result.
+//! Judges the observations of the test's clients: converts each observation to a row of the test's result.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Client, LARGE, Observation, Outcome, Path, Reply, Row, Server, name};
 use crate::core::model::{Family, Protocol};
 
-/// The facts on which judgements are based.
+/// The facts about the cluster on which the judgement of observations is based.
 #[derive(Debug, Clone, Copy)]
 pub struct PathFacts<'a> {
-    /// The echo Pods.
+    /// The echo Pods of the test.
     pub servers: &'a [Server],
-    /// The node addresses from which the workstation gets no packet at all, not even a refusal of a connection.
+    /// The node addresses from which the workstation receives no packet at all, not even a refusal of a connection.
     pub unreachable: &'a BTreeSet<IpAddr>,
 }
 
-/// The row about the published node ports of an echo Pod. `wanted` contains the requested protocols and families.
+/// Returns the row about the published node ports of an echo Pod. `wanted` contains the protocols and families that the
+/// annotation must name.
 pub fn publication(server: &Server, wanted: &BTreeSet<(Protocol, Family)>, waited: &str) -> Row {
     let published = server.published();
     let missing: Vec<String> =
@@ -30,7 +31,7 @@ pub fn publication(server: &Server, wanted: &BTreeSet<(Protocol, Family)>, waite
     Row::about("publication", &server.node, result, detail)
 }
 
-/// The result of a path.
+/// Judges the observation of a client on a path.
 pub fn judge(facts: PathFacts<'_>, path: &Path, observation: &Observation) -> Row {
     let Some(server) = facts.servers.get(path.server) else {
         return Row::about("-", "-", Outcome::Unknown, "the path names no echo Pod");
@@ -63,7 +64,7 @@ pub fn judge(facts: PathFacts<'_>, path: &Path, observation: &Observation) -> Ro
     }
 }
 
-/// Judges which client address the echo Pod sees. Returns the result and its explanation.
+/// Judges the client address that the echo Pod saw. Returns the outcome and an explanation.
 fn client_address(client: Client, client_server: Option<&Server>, server: &Server, reply: &Reply) -> (Outcome, String) {
     let Reply { seen, local, .. } = *reply;
     if local == Some(seen) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The paths to node ports that `kubectl npl test` tries, and the judgement of the clients' observations.
+//! Plans the paths to node ports that `kubectl npl test` tries, and judges the observations of its clients.
 
 mod drain;
 mod judge;
@@ -26,27 +26,28 @@ use super::{
     verdict::HealthVerdict,
 };
 
-/// The length of a small request in bytes.
+/// The length of the payload of a small request, in bytes.
 pub const SMALL: usize = 64;
-/// The length of a datagram that is larger than the MTU of every usual network, jumbo frames excepted.
+/// The length of the payload of a large datagram, in bytes: more than the usual MTU of 1500 bytes, but less than that
+/// of jumbo frames.
 pub const LARGE: usize = 8_000;
 
-/// An echo Pod of the test, with the facts by which the test judges the Pod's answers.
+/// An echo Pod of the test, with the facts by which the test judges the answers of the Pod.
 #[derive(Debug, Clone, Default)]
 pub struct Server {
-    /// The Pod's Node.
+    /// The name of the echo Pod's Node.
     pub node: String,
     /// The name of the Pod.
     pub pod: String,
-    /// The name that the Pod's answers contain, which no other test uses.
+    /// The name in the answers of the Pod. No other run of the test uses the same name.
     pub identity: String,
-    /// The addresses of the Pod.
+    /// The IP addresses of the echo Pod.
     pub pod_ips: BTreeSet<IpAddr>,
-    /// The addresses of the client Pod on the same Node.
+    /// The IP addresses of the client Pod on the Node of the echo Pod.
     pub client_ips: BTreeSet<IpAddr>,
-    /// The addresses of the Node.
+    /// The IP addresses in the Node object.
     pub node_ips: BTreeSet<IpAddr>,
-    /// The addresses of all devices of the Node; empty if they are unknown.
+    /// The IP addresses of all network devices of the Node; empty if they are unknown.
     pub device_ips: BTreeSet<IpAddr>,
     /// The Node's ranges of Pod addresses; empty if the Node object names none.
     pub pod_ranges: BTreeSet<SourceRange>,
@@ -68,19 +69,19 @@ impl Server {
         families.flat_map(|family| self.protocols.iter().map(move |protocol| (*protocol, family))).collect()
     }
 
-    /// The protocols and families of the published node ports.
+    /// The protocols and families for which the Pod's annotation names a node port.
     pub fn published(&self) -> BTreeSet<(Protocol, Family)> {
         self.entries.iter().map(|entry| (entry.protocol, Family::of(entry.node_ip))).collect()
     }
 }
 
-/// Where the client of a path runs.
+/// The place where the client of a path runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Client {
     /// The workstation on which the test runs.
     Outside,
-    /// The client Pod on the other Node.
+    /// A client Pod on another Node than that of the echo Pod.
     OtherNode,
     /// The client Pod on the Node of the echo Pod.
     OwnNode,
@@ -89,30 +90,30 @@ pub enum Client {
 }
 
 impl Client {
-    /// All variants, in the order of the result's rows.
+    /// All places of clients, in the order of the result's rows.
     pub const ALL: [Self; 4] = [Self::Outside, Self::OtherNode, Self::OwnNode, Self::Itself];
 }
 
-/// One path to test: from a client to an echo Pod, by one request.
+/// One path to test: from one client to one echo Pod, by one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
-    /// The place of the client.
+    /// The place where the client runs.
     pub client: Client,
     /// The index of the echo Pod in the list of servers.
     pub server: usize,
     /// The index of the server on whose Node the client runs; `None` outside of the cluster.
     pub client_server: Option<usize>,
-    /// The request.
+    /// The request that the client sends.
     pub probe: Probe,
 }
 
-/// The result of one path.
+/// The outcome of the test of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// The path works.
+    /// The path works as required.
     Passed,
-    /// The path does not work.
+    /// The path does not work as required.
     Failed,
     /// The path cannot be tried in this cluster or from this workstation.
     NotTried,
@@ -131,11 +132,11 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// One row of the result.
+/// One row of the test's result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row {
-    /// The path, from the client to the Node of the echo Pod.
+    /// The name of the path: from the client to the Node of the echo Pod.
     pub path: String,
     /// The Node that serves the mapping.
     pub node: String,
@@ -143,9 +144,9 @@ pub struct Row {
     pub protocol: Option<Protocol>,
     /// The IP family; `None` if the row is about all families.
     pub family: Option<Family>,
-    /// The result.
+    /// The outcome of the test of the path.
     pub result: Outcome,
-    /// The observation, as a sentence.
+    /// The client's observation, one sentence.
     pub detail: String,
 }
 
@@ -156,14 +157,14 @@ impl Row {
         Self { path, node: node.to_owned(), protocol: None, family: None, result, detail }
     }
 
-    /// Whether the row is about a path on which a request was answered. Rows about publication and withdrawal, which
-    /// have no protocol, do not count.
+    /// Whether the row shows that a request on a path was answered. Rows about publication and withdrawal, which have
+    /// no protocol, do not count.
     fn is_answered_path(&self) -> bool {
         self.result == Outcome::Passed && self.protocol.is_some()
     }
 }
 
-/// The verdict of all rows: healthy only if a request was answered on at least one path, and no result is failed or
+/// The verdict on the cluster: healthy only if a request was answered on at least one path, and no row is failed or
 /// unknown.
 pub fn verdict(rows: &[Row]) -> HealthVerdict {
     let has = |result| rows.iter().any(|row| row.result == result);
@@ -176,7 +177,7 @@ pub fn verdict(rows: &[Row]) -> HealthVerdict {
     }
 }
 
-/// The paths to try, and a row for each kind of path that cannot be tried.
+/// Returns the paths to try, and a row for each path that cannot be tried.
 pub fn plan(servers: &[Server]) -> (Vec<Path>, Vec<Row>) {
     let (mut paths, mut not_tried) = (Vec::new(), Vec::new());
     for (index, server) in servers.iter().enumerate() {
@@ -205,7 +206,8 @@ pub fn plan(servers: &[Server]) -> (Vec<Path>, Vec<Row>) {
     (paths, not_tried)
 }
 
-/// The requests to the published node ports: a small one for each port, and also a large one for each UDP port.
+/// Returns the requests to the published node ports: a small request for each port, and also a large request for each
+/// UDP port.
 fn probes(entries: &[Entry]) -> Vec<Probe> {
     let mut probes: Vec<Probe> = entries
         .iter()
@@ -219,7 +221,7 @@ fn probes(entries: &[Entry]) -> Vec<Probe> {
     probes
 }
 
-/// The name of a path in the result.
+/// Returns the name of a path in the test's result.
 fn name(client: Client, client_server: Option<&Server>, server: &Server) -> String {
     let Server { node, pod, .. } = server;
     match (client, client_server) {

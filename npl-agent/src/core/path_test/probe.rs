@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request to an echo Pod, and the client's observation. The client in a Pod gets requests as arguments and prints
-//! observations as JSON.
+//! A request to an echo Pod, and the client's observation. A client in a Pod gets its requests as command-line
+//! arguments and prints its observations as JSON.
 
 use std::{
     fmt,
@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::model::Protocol;
 
-/// One request. The text form is, for example, `tcp,192.0.2.1:61000,64`.
+/// One request to an echo Pod. The text form is, for example, `tcp,192.0.2.1:61000,64`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
-    /// The transport protocol.
+    /// The transport protocol of the request.
     pub protocol: Protocol,
-    /// The destination.
+    /// The destination of the request.
     pub address: SocketAddr,
-    /// The length of the payload.
+    /// The length of the payload in bytes.
     pub bytes: usize,
 }
 
-/// The text is not a request.
+/// The error that a text is not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a request: give PROTOCOL,ADDRESS:PORT,BYTES, for example tcp,192.0.2.1:61000,64")]
 pub struct UnknownProbe;
@@ -51,24 +51,24 @@ impl FromStr for Probe {
 /// The answer of an echo Pod, with the address of the client's own socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
-    /// The name of the answering Pod.
+    /// The name of the Pod that answered.
     pub pod: String,
-    /// The client's address that the Pod sees.
+    /// The source address of the request, as the Pod received it.
     pub seen: IpAddr,
     /// The address of the client's socket; `None` if the socket has no specified address.
     pub local: Option<IpAddr>,
 }
 
-/// The observation of a client.
+/// What a client observed after it sent a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observation {
     /// An echo Pod has returned the whole payload.
     Answered(Reply),
-    /// A host has replied, but the answer is not complete; the text is the reason.
+    /// A host has replied, but the client got no complete answer; the text says why.
     Refused(String),
-    /// No host has replied; the text is the reason.
+    /// No host has replied; the text says how the client noticed this.
     NoAnswer(String),
-    /// The client could not send the request; the text is the reason.
+    /// The client could not send the request; the text says why.
     NotSent(String),
 }

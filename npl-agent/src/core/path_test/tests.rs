@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the plan of paths and the judgement of observations.
+//! Tests which paths `kubectl npl test` plans, and how it judges observations.
 
 use super::*;
 use crate::core::model::{NodePort, PodPort};
@@ -35,12 +35,12 @@ fn answered(identity: &str, seen: &str, local: &str) -> Observation {
     Observation::Answered(Reply { pod: identity.to_owned(), seen: ip(seen), local: Some(ip(local)) })
 }
 
-/// The row about an observation on the client's first path to node-1.
+/// Returns the row about an observation on the client's first path to the echo Pod of node-1.
 fn judged(client: Client, observation: &Observation, unreachable: &[&str]) -> Row {
     judged_of(&[server(1), server(2)], client, observation, unreachable)
 }
 
-/// The row about an observation on the client's first path to the first server.
+/// Returns the row about an observation on the client's first path to the first echo Pod.
 fn judged_of(servers: &[Server], client: Client, observation: &Observation, unreachable: &[&str]) -> Row {
     let (paths, _) = plan(servers);
     let path = paths.iter().find(|path| path.client == client && path.server == 0).unwrap();
@@ -107,8 +107,8 @@ fn a_request_without_an_answer_fails_unless_the_workstation_reaches_nothing_ther
     assert_eq!(judged(Client::OtherNode, &not_sent, &[]).result, Outcome::Unknown);
 }
 
-/// Two tests that run at the same time have Pods with the same names, so the Pod's name alone does not identify the
-/// answer.
+/// If `kubectl npl test` runs twice at the same time, both runs have Pods with the same names. So the name of a Pod
+/// does not show to which run an answer belongs.
 #[test]
 fn an_answer_of_another_pod_or_of_another_test_fails() {
     for other in ["echo-2.npl-test-a", "echo-1.npl-test-b"] {
@@ -130,7 +130,7 @@ fn the_addresses_of_the_nodes_devices_show_masquerading_without_a_pod_range() {
     for (client, local) in [(Client::Outside, "198.51.100.9"), (Client::OtherNode, "10.244.2.8")] {
         assert_eq!(result(&devices, client, "10.244.1.1", local), Outcome::Failed);
         assert_eq!(result(&devices, client, "203.0.113.1", local), Outcome::Passed);
-        // An agent of an older version does not print the addresses of the Node's devices, so the set is empty.
+        // The set is empty if the agent is of a version that does not print the addresses of the Node's devices.
         assert_eq!(result(&BTreeSet::new(), client, "10.244.1.1", local), Outcome::Unknown);
         assert_eq!(result(&BTreeSet::new(), client, "192.0.2.1", local), Outcome::Failed);
         assert_eq!(result(&BTreeSet::new(), client, local, local), Outcome::Passed);
@@ -140,14 +140,14 @@ fn the_addresses_of_the_nodes_devices_show_masquerading_without_a_pod_range() {
 #[test]
 fn the_address_that_the_pod_sees_must_not_be_of_its_own_node() {
     let result = |client, seen, local| judged(client, &answered("echo-1.npl-test-a", seen, local), &[]).result;
-    // The client's own address, or that of a gateway outside of the Node.
+    // The Pod may see the client's own address, or the address of a gateway outside the Node.
     assert_eq!(result(Client::Outside, "198.51.100.9", "198.51.100.9"), Outcome::Passed);
     assert_eq!(result(Client::Outside, "203.0.113.1", "198.51.100.9"), Outcome::Passed);
     assert_eq!(result(Client::OtherNode, "10.244.2.8", "10.244.2.8"), Outcome::Passed);
     assert_eq!(result(Client::OtherNode, "192.0.2.2", "10.244.2.8"), Outcome::Passed);
     assert_eq!(result(Client::OwnNode, "10.244.1.8", "10.244.1.8"), Outcome::Passed);
     assert_eq!(result(Client::Itself, "10.244.1.7", "127.0.0.1"), Outcome::Passed);
-    // The Pod must not see the serving Node's address, or the address of the Node's bridge.
+    // The Pod must see neither the address of its Node nor the address of the Node's bridge.
     for masqueraded in ["192.0.2.1", "10.244.1.1"] {
         for (client, local) in
             [(Client::Outside, "198.51.100.9"), (Client::OtherNode, "10.244.2.8"), (Client::OwnNode, "10.244.1.8")]

@@ -13,7 +13,7 @@ use super::{
     ports::select::WantedPort,
 };
 
-/// The Pod port to which a node port is allocated. A claim's owner never changes during the life of the Pod.
+/// The Pod port to which a node port is allocated. The owner of a claim does not change during the life of the Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Owner {
     pub(in crate::core) pod: PodKey,
@@ -21,19 +21,22 @@ pub(in crate::core) struct Owner {
     pub(in crate::core) port: WantedPort,
 }
 
-/// The phase of a claim's life.
+/// The phase in the life of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// A Service requests the port.
+    /// A Service requests the Pod port for which the node port is allocated.
     Active,
-    /// No Service requests the port; the mapping translates until load balancers have stopped using it.
+    /// No Service requests the Pod port any more; the mapping translates until load balancers have had time to stop
+    /// using it.
     Draining {
-        /// When the drain ends; `None` while an annotation may still name the port.
+        /// The time at which the drain ends; `None` while an annotation may still name the node port.
         until: Option<Moment>,
     },
-    /// The port has no mapping and cannot be allocated, because clients may still send packets to the port.
+    /// The node port cannot be allocated, because clients may still send packets to it. The mapping of the node port is
+    /// removed, or will be removed.
     Quarantined {
-        /// When the port becomes free; `None` while the port's mapping exists or an annotation may still name the port.
+        /// The time at which the node port becomes free; `None` while its mapping exists or an annotation may still
+        /// name it.
         until: Option<Moment>,
     },
 }
@@ -44,13 +47,14 @@ pub(in crate::core) struct Claim {
     /// The Pod port that holds the node port; `None` for a mapping of a Pod that was deleted before this agent started.
     pub(in crate::core) owner: Option<Owner>,
     pub(in crate::core) phase: Phase,
-    /// The desired value of the mapping; `None` while the Pod has no address of its own.
+    /// The desired value of the mapping; `None` if no mapping is desired, for example while the Pod has no address of
+    /// its own.
     pub(in crate::core) backend: Option<Backend>,
     /// The sources that may use the mapping.
     pub(in crate::core) sources: Sources,
-    /// Whether the port was ever mapped, so that a client may know it.
+    /// Whether the node port was ever mapped for this claim, so that a client may know the node port.
     pub(in crate::core) was_mapped: bool,
-    /// When this agent allocated the port; `None` if an earlier agent allocated the port.
+    /// The time at which this agent allocated the node port; `None` if an earlier agent allocated it.
     pub(in crate::core) allocated: Option<Moment>,
 }
 
@@ -66,7 +70,7 @@ impl Claim {
         }
     }
 
-    /// Creates the claim of a mapping without a known owner.
+    /// Creates the claim for a mapping whose Pod is not known.
     pub(in crate::core) const fn orphan() -> Self {
         Self {
             owner: None,
@@ -78,7 +82,7 @@ impl Claim {
         }
     }
 
-    /// Sets the desired mapping. Without `sources`, the allowed sources stay.
+    /// Sets the desired mapping. If `sources` is `None`, the allowed sources do not change.
     pub(in crate::core) fn set_target(&mut self, backend: Option<Backend>, sources: Option<&Sources>) {
         if let Some(sources) = sources {
             self.sources.clone_from(sources);
@@ -86,25 +90,25 @@ impl Claim {
         self.backend = backend.map(|backend| Backend { is_restricted: self.sources.is_restricted(), ..backend });
     }
 
-    /// Begins to drain an active claim.
+    /// Begins to drain the claim if the claim is active.
     pub(in crate::core) fn drain(&mut self) {
         if self.phase == Phase::Active {
             self.phase = Phase::Draining { until: None };
         }
     }
 
-    /// Ends the claim's mapping without draining.
+    /// Ends the claim's mapping without a drain.
     pub(in crate::core) const fn retire(&mut self) {
         self.backend = None;
         self.phase = Phase::Quarantined { until: None };
     }
 
-    /// Whether the datapath may have a mapping for the claim.
+    /// Whether the datapath may still have a mapping for the claim's node port.
     pub(in crate::core) const fn may_translate(&self) -> bool {
         !matches!(self.phase, Phase::Quarantined { until: Some(_) })
     }
 
-    /// Whether the claim's mapping should translate.
+    /// Whether the claim's mapping should translate packets.
     pub(in crate::core) const fn is_in_use(&self) -> bool {
         matches!(self.phase, Phase::Active | Phase::Draining { .. })
     }
@@ -113,32 +117,34 @@ impl Claim {
 /// The number of node ports of one IP family and protocol in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortUsage {
-    /// Requested by a Service.
+    /// Node ports whose Pod port a Service requests.
     pub active: usize,
-    /// No longer requested by a Service, but mapped until load balancers have stopped using them.
+    /// Node ports whose Pod port no Service requests any more, and that stay mapped until the drain ends.
     pub draining: usize,
-    /// Unmapped, but not yet available for allocation.
+    /// Node ports that cannot be allocated yet, because clients may still send packets to them.
     pub quarantined: usize,
-    /// Free: the number is not allocated to a Pod for any protocol or family.
+    /// Numbers that are neither allocated for any protocol or family, nor quarantined, nor used by another process for
+    /// this family and protocol.
     pub free: usize,
 }
 
 /// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because some load
-/// balancers ignore the protocol of an annotation's entry.
+/// balancers ignore the protocol of an annotation entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
     range: PortRange,
     claims: BTreeMap<Frontend, Claim>,
     by_pod: BTreeMap<PodUid, BTreeSet<(WantedPort, Frontend)>>,
-    /// Where the search for the next free port begins; the first port of the range if `None`.
+    /// The port at which the search for a free port begins; `None` means the first port of the range.
     cursor: Option<NodePort>,
-    /// Ports that another process uses, each with the time at which the agent tries again to reserve the port.
+    /// Node ports that another process uses, each with the time at which the agent tries again to reserve the port.
     taken: BTreeMap<Frontend, Moment>,
-    /// Unmapped port numbers that received packets recently, and until when other numbers are preferred. The protocol
-    /// does not matter, because some load balancers ignore the protocol of an entry.
+    /// Unmapped port numbers that received packets recently, each with the time until which the search prefers numbers
+    /// without traffic. The protocol does not matter, because some load balancers ignore the protocol of an annotation
+    /// entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
-    /// Numbers that were quarantined when this agent started, and until when. Their former owners are not known, unless
-    /// an annotation names the number.
+    /// Port numbers that were quarantined when this agent started, each with the end of the quarantine. If no
+    /// annotation names the number, its former owner is not known.
     quarantined: BTreeMap<NodePort, Moment>,
 }
 
@@ -167,12 +173,13 @@ impl PortTable {
         self.claims.iter()
     }
 
-    /// The claims of a Pod, ordered by its ports.
+    /// The node ports that a Pod has claimed, ordered by the Pod's ports.
     pub(in crate::core) fn of_pod(&self, uid: &PodUid) -> Vec<(WantedPort, Frontend)> {
         self.by_pod.get(uid).into_iter().flatten().copied().collect()
     }
 
-    /// The claims for one port of a Pod. While the Pod port moves to another node port, there are several claims.
+    /// The node ports that are claimed for one port of a Pod. There are several while the Pod port moves from one node
+    /// port to another.
     pub(in crate::core) fn of_port(&self, uid: &PodUid, port: WantedPort) -> Vec<Frontend> {
         let claims = self.by_pod.get(uid).into_iter().flatten();
         claims.filter(|(claimed, _)| *claimed == port).map(|(_, frontend)| *frontend).collect()
@@ -198,7 +205,7 @@ impl PortTable {
         Some(claim)
     }
 
-    /// The claims of a port number, of every family and protocol.
+    /// The claims of a port number for any family and protocol.
     pub(in crate::core) fn of_number(&self, node_port: NodePort) -> impl Iterator<Item = (Frontend, &Claim)> {
         let frontends = Family::ALL.into_iter().flat_map(move |family| {
             Protocol::ALL.into_iter().map(move |protocol| Frontend { family, node_port, protocol })
@@ -216,8 +223,8 @@ impl PortTable {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
-    /// Whether the port number belongs to another Pod. An adopted claim may have such a number, because an earlier
-    /// release could assign the protocols of one number to several Pods.
+    /// Whether the port number of the claim belongs to another Pod. The number of an adopted claim may belong to
+    /// another Pod, because an earlier release could assign the protocols of one number to several Pods.
     fn is_of_another_pod(&self, frontend: Frontend) -> bool {
         let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
         let own = self.claims.get(&frontend);
@@ -228,8 +235,8 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// The distance of a claim's phase from [`Phase::Active`]. A Pod port reactivates the claim with the smallest
-    /// distance.
+    /// The distance of a claim's phase from [`Phase::Active`]. If a Pod port has several claims, the claim with the
+    /// smallest distance is used.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,
@@ -238,8 +245,8 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the node port: no Pod holds the port itself, and no other Pod holds its number for
-    /// another protocol or family.
+    /// Whether a Pod may claim the node port: no Pod holds the node port, and no other Pod holds its number for another
+    /// protocol or family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -247,14 +254,14 @@ impl PortTable {
             && self.of_number(frontend.node_port).all(is_its)
     }
 
-    /// Whether the node port is allocated to this port of the Pod, and may stay allocated to it.
+    /// Whether the node port is allocated to this Pod port and may stay allocated to it.
     pub(in crate::core) fn is_well_held(&self, frontend: Frontend, uid: &PodUid, port: WantedPort) -> bool {
         let owner = self.claims.get(&frontend).and_then(|claim| claim.owner.as_ref());
         let is_its = owner.is_some_and(|owner| owner.uid == *uid && owner.port == port);
         is_its && self.is_well_placed(frontend)
     }
 
-    /// Whether no Pod holds the number or held it recently, and no other process uses the number by one of these
+    /// Whether no Pod holds the port number or held it recently, and no other process uses the number for one of these
     /// protocols.
     fn is_free(&self, family: Family, node_port: NodePort, protocols: &[Protocol]) -> bool {
         let is_available = |protocol: &Protocol| self.is_available(Frontend { family, node_port, protocol: *protocol });
@@ -262,8 +269,8 @@ impl PortTable {
         protocols.iter().all(is_available) && !is_held
     }
 
-    /// A free frontend with a number that the Pod already uses for the same Pod port and protocol in the other family.
-    /// With `any_protocol`, the number of another protocol of the same Pod port is also considered.
+    /// Returns a free frontend whose number the Pod already uses for the same Pod port and protocol in the other IP
+    /// family. With `any_protocol`, the numbers of the same Pod port's other protocols are also considered.
     pub(in crate::core) fn sibling(&self, uid: &PodUid, port: WantedPort, any_protocol: bool) -> Option<Frontend> {
         let WantedPort { pod_port, protocol, family } = port;
         let is_sibling = |(claimed, frontend): &&(WantedPort, Frontend)| {
@@ -275,12 +282,12 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the next free number and with the first of `protocols`. The number is free for all of
-    /// these protocols, and `is_usable` returns true for it. The search continues after the last allocated number, so
-    /// that a freed number is reused as late as possible.
+    /// Returns a frontend with the first free number after the cursor, and with the first of `protocols`. The number is
+    /// free for all of `protocols`, and `is_usable` returns true for the number. The search continues after the number
+    /// that was allocated last, so that a freed number is reused as late as possible.
     ///
-    /// If all free ports have received packets recently, the port whose traffic ended first is returned. Otherwise a
-    /// client that sends to every port could prevent Pods from getting node ports.
+    /// If all free ports have received packets recently, returns the port whose traffic ended first: a client that
+    /// sends to every port must not prevent Pods from getting node ports.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
@@ -308,8 +315,9 @@ impl PortTable {
         usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Whether to reject the port if it received packets recently. The port is rejected only if its number was never
-    /// mapped for its present owner, for any protocol or family.
+    /// Returns whether to reserve the node port in spite of recent traffic. The traffic is a reason for another port
+    /// only if the number was never mapped for its present owner, and the traffic was not known when the port was
+    /// allocated.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let number = frontend.node_port;
         let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);
@@ -317,18 +325,19 @@ impl PortTable {
         if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
-    /// Records that an unmapped port number receives packets.
+    /// Records that an unmapped port number receives packets, so that numbers without traffic are preferred until a
+    /// time.
     pub(in crate::core) fn mark_recent_traffic(&mut self, node_port: NodePort, until: Moment) {
         self.recent_traffic.insert(node_port, until);
     }
 
-    /// Prevents a number from being allocated until a time.
+    /// Prevents a port number from being allocated before `until`.
     pub(in crate::core) fn quarantine(&mut self, node_port: NodePort, until: Moment) {
         self.quarantined.insert(node_port, until);
     }
 
-    /// Places the cursor after the highest port in use. A restarted agent does not know which ports were freed last;
-    /// those ports are likely below the highest port in use.
+    /// Lets the next search begin after the highest claimed port. A restarted agent does not know which ports were
+    /// freed last; those ports are likely below the highest claimed port.
     pub(in crate::core) fn place_cursor(&mut self) {
         let numbers = self.claims.keys().map(|frontend| frontend.node_port);
         let newest = numbers.filter(|node_port| self.range.contains(*node_port)).max();
@@ -339,7 +348,7 @@ impl PortTable {
         self.taken.insert(frontend, until);
     }
 
-    /// Records that the agent could bind the port, so no other process uses it.
+    /// Records that the agent could bind the node port, so no other process uses it.
     pub(in crate::core) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
     }
@@ -348,8 +357,8 @@ impl PortTable {
         self.taken.contains_key(&frontend)
     }
 
-    /// Drops records that have expired. Returns the ports that other processes may have released, and whether a number
-    /// may be free again.
+    /// Drops expired records of traffic, of quarantines and of ports that other processes use. Returns the ports that
+    /// other processes may have released, and whether a port may be free again.
     pub(in crate::core) fn expire(&mut self, now: Moment) -> (Vec<Frontend>, bool) {
         self.recent_traffic.retain(|_, until| *until > now);
         let released: Vec<_> =
@@ -363,8 +372,8 @@ impl PortTable {
         self.taken.values().chain(self.quarantined.values()).min().copied()
     }
 
-    /// The use of the range for a family and protocol. A number that is allocated for any protocol or family is not
-    /// free.
+    /// The number of node ports in each phase for one family and protocol. A number that is allocated for another
+    /// protocol or family is not free either.
     pub(in crate::core) fn usage(&self, family: Family, protocol: Protocol) -> PortUsage {
         let mut usage = PortUsage::default();
         let is_here = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which ports of a Pod are wanted, that is, requested by a Service, and how each is exposed.
+//! Decides which ports of a Pod are wanted, that is, requested by a Service, and how each wanted port is exposed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,38 +21,38 @@ use crate::core::{
 /// A Pod port that at least one Service requests. Node ports are allocated in the sort order of this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WantedPort {
-    /// The Pod's port.
+    /// The number of the Pod's port.
     pub pod_port: PodPort,
     /// The protocol of the Pod's port.
     pub protocol: Protocol,
-    /// The requested family.
+    /// The IP family for which a node port is requested.
     pub family: Family,
 }
 
 /// How a wanted port is exposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Exposure {
-    /// By a host port that leads to the Pod port without NPL; no mapping is needed.
+    /// The Pod port is exposed by a host port that leads to the Pod without NPL, so no mapping is needed.
     HostPort(NodePort),
-    /// By a mapping to the Pod's address.
+    /// The Pod port is exposed by a mapping to the Pod's address.
     Mapping,
-    /// Not exposed at present, because the Pod has no address of its own. The node port stays reserved.
+    /// The Pod port is not exposed at present, because the Pod has no address of its own. The node port stays reserved.
     Pending,
 }
 
 impl Exposure {
-    /// Whether the exposure needs a node port.
+    /// Whether this kind of exposure needs a node port.
     pub(in crate::core) const fn needs_claim(self) -> bool {
         matches!(self, Self::Mapping | Self::Pending)
     }
 }
 
-/// The desired exposure of a Pod.
+/// The desired exposure of a Pod's ports.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// The allowed sources of each requested port: the union over all Services that request the port. Ports that cannot
-    /// be exposed at present, or whose mapping drains, are included.
+    /// The allowed sources of each requested port: the union over all Services that request the port. Contains also
+    /// ports that cannot be exposed at present, or whose mapping drains.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,
 }
@@ -66,7 +66,7 @@ pub(in crate::core) struct Selector<'a> {
     pub(in crate::core) on_node_network: &'a PodsOnNodeNetwork,
 }
 
-/// The problems of a Service that do not depend on its Pods.
+/// Returns the problems of a Service that do not depend on the Service's Pods.
 fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
     let subject = || AffectedObject::Service(service.key.clone(), service.uid.clone());
     let protocols = service.ports.iter().map(|port| port.protocol);
@@ -87,7 +87,7 @@ fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem>
 }
 
 impl Selector<'_> {
-    /// The wanted ports of a Pod: the union over all Services that select the Pod.
+    /// Returns the wanted ports of a Pod: the union over all Services that select the Pod.
     pub(in crate::core) fn wanted(self, pod: &Pod) -> Wanted {
         let mut wanted = Wanted::default();
         if pod.is_finished {
@@ -118,7 +118,8 @@ impl Selector<'_> {
         wanted
     }
 
-    /// Reports every Service that requests a Pod port which has a separate node port for each of several protocols.
+    /// Adds a problem for each Service that requests several protocols of one Pod port if these protocols get separate
+    /// node ports.
     fn report_separate_protocols(self, pod: &Pod, wanted: &mut Wanted) {
         if self.settings.protocol_pairing == ProtocolPairing::Merged {
             return;
@@ -141,15 +142,16 @@ impl Selector<'_> {
         }
     }
 
-    /// The address of the Pod, unless another Pod's claim to the address takes precedence.
+    /// Returns the Pod's address of the family; `None` if the Pod has finished, or if another Pod's claim to the
+    /// address takes precedence.
     pub(in crate::core) fn pod_ip(self, pod: &Pod, family: Family) -> Option<IpAddr> {
         let ip = pod.ip_of(family)?;
         let is_own = pod.host_network || self.snapshot.holder(ip).is_some_and(|holder| holder.uid == pod.uid);
         (is_own && !pod.is_finished).then_some(ip)
     }
 
-    /// The families of the Service in which this Pod is exposed. A Pod without addresses counts as a Pod with an
-    /// address of each family, because the Pod may still get these addresses.
+    /// Returns the families of the Service in which this Pod is exposed. A Pod that has no address yet is treated as if
+    /// it had an address of each family, because it may still get these addresses.
     fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
         let is_possible = |family: &Family| pod.ips.is_empty() || pod.ip_of(*family).is_some();
         let served = service.families.iter().filter(|family| self.settings.families.contains(family));
@@ -189,18 +191,18 @@ impl Selector<'_> {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        // Ports of a Pod on the Node's own network get no exposure, so that an existing mapping drains. A pending
-        // exposure would keep the mapping.
+        // Ports of a Pod on the Node's own network get no exposure, so that an existing mapping drains.
+        // `Exposure::Pending` would keep the mapping.
         wanted.ports.retain(|port, _| !bypassing_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
         }
     }
 
-    /// The host port that leads to the Pod port without NPL.
+    /// Returns the host port that leads to the Pod port without NPL, if there is one.
     ///
-    /// A `hostPort` that is bound to another address than the published one does not serve the published address; such
-    /// a Pod port gets a mapping.
+    /// If the `hostPort` is bound to another address than the published one, the `hostPort` does not serve the
+    /// published address, so the Pod port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         if pod.host_network {
             return Some(NodePort(port.pod_port.0));
@@ -239,13 +241,13 @@ pub(in crate::core) fn requests(service: &Service, pod: &Pod, port: WantedPort) 
     service.families.contains(&port.family) && service.ports.iter().any(leads_there)
 }
 
-/// Whether a Service that NPL acts on requests the Pod port of an entry.
+/// Whether this Service requests the Pod port of an annotation entry, and NPL acts on the Service.
 pub fn requests_entry(service: &Service, pod: &Pod, entry: &SeenEntry) -> bool {
     let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
     service.has_labels_of(pod) && service.is_active() && requests(service, pod, port)
 }
 
-/// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
+/// Returns the Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
 pub fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mapping annotation of a Pod. NPL writes one canonical form, and reads every form that Antrea or NPL has ever
-//! written.
+//! The mapping annotation of a Pod. For a set of entries, NPL writes one canonical form; NPL reads every form that
+//! Antrea or NPL has ever written.
 
 use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
 
@@ -11,19 +11,19 @@ use crate::core::model::{
     settings::{AnnotationFormat, ProtocolPairing, Settings},
 };
 
-/// The API server's limit for all annotations of an object together.
+/// The API server's limit, in bytes, for all annotations of an object together.
 const MAX_BYTES: usize = 256 * 1024;
 
 /// One published port of a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// The Node's address, whose family is also the family of the entry.
+    /// The published address of the Node. The family of this address is also the family of the entry.
     pub node_ip: IpAddr,
-    /// The node port.
+    /// The node port that clients use.
     pub node_port: NodePort,
-    /// The transport protocol.
+    /// The transport protocol of the entry.
     pub protocol: Protocol,
-    /// The Pod's port.
+    /// The Pod port to which the node port leads.
     pub pod_port: PodPort,
 }
 
@@ -36,24 +36,24 @@ impl Entry {
 /// One entry of an annotation from any writer: an earlier agent, Antrea, a user or a Pod template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeenEntry {
-    /// The IP family.
+    /// The IP family of the entry.
     pub family: Family,
-    /// The node port.
+    /// The node port that clients use.
     pub node_port: NodePort,
-    /// The transport protocol.
+    /// The transport protocol of the entry.
     pub protocol: Protocol,
-    /// The Pod's port.
+    /// The Pod port to which the node port leads.
     pub pod_port: PodPort,
 }
 
 impl SeenEntry {
-    /// The node port and protocol to which the entry sends clients.
+    /// The family, node port and protocol to which the entry directs clients.
     pub const fn frontend(&self) -> Frontend {
         Frontend { family: self.family, node_port: self.node_port, protocol: self.protocol }
     }
 }
 
-/// An entry as written to the annotation, with the fields in the order of the JSON object.
+/// An annotation entry as NPL writes it, with the fields in the order of the JSON object.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Wire {
@@ -61,7 +61,7 @@ struct Wire {
     #[serde(rename = "nodeIP")]
     node_ip: String,
     node_port: u16,
-    /// The field is absent from an entry with several protocols, as in Antrea before v1.7.
+    /// The protocol of the entry. Absent from an entry with several protocols, as in Antrea before v1.7.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,12 +70,12 @@ struct Wire {
     ip_family: Option<String>,
 }
 
-/// The format in which entries are written.
+/// The format in which the agent writes annotation entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
-    /// The fields of an entry.
+    /// Which fields an entry has.
     pub format: AnnotationFormat,
-    /// Whether entries that differ only in the protocol are merged.
+    /// Whether entries that differ only in the protocol are merged into one entry.
     pub pairing: ProtocolPairing,
 }
 
@@ -91,20 +91,22 @@ impl From<&Settings> for Style {
     }
 }
 
-/// The annotation's value for these entries. Equal sets of entries result in equal bytes.
+/// Returns the annotation's value for these entries. The same set of entries, in any order, results in the same bytes.
 pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     let mut sorted = entries.to_vec();
-    // AKO up to 1.13.1 gives every member of a Pod the address of the last entry, so the IPv6 entries come first.
+    // AKO up to 1.13.1 gives every pool member of a Pod the address of the annotation's last entry, so the IPv6 entries
+    // come first.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
     let wires = wires(&sorted, style.into());
-    // Integers and strings always serialize. Should serialization fail, an empty list publishes no wrong entry.
+    // Serialization of integers and strings never fails. If it failed, an empty list would publish no wrong entry.
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
 
-/// Whether a value already has exactly these entries, in any order and with any white space.
+/// Whether an annotation's value already has exactly these entries, in any order within a family and with any white
+/// space.
 ///
-/// Rewriting an equal set would cause a watch event for every reader of the annotation. Only the order of families
-/// matters: IPv6 entries come first.
+/// If the agent rewrote an equal set of entries, every reader of the annotation would get a watch event. Only the order
+/// of the families matters: IPv6 entries come first.
 pub fn is_right(seen: &str, entries: &[Entry], style: impl Into<Style>) -> bool {
     let Some(mut seen) = read::<Vec<Wire>>(seen) else { return false };
     let families: Vec<_> = seen.iter().map(|wire| wire.node_ip.parse().ok().map(Family::of)).collect();
@@ -114,21 +116,21 @@ pub fn is_right(seen: &str, entries: &[Entry], style: impl Into<Style>) -> bool 
     seen == right && families.is_sorted_by_key(|family| Reverse(*family))
 }
 
-/// The entries of a value that can be decoded; malformed entries are omitted.
+/// Returns the entries that can be decoded from an annotation's value; omits malformed entries.
 pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
     read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
 }
 
-/// An entry with the address to which load balancers send.
+/// An annotation entry with the node address to which load balancers send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedEntry {
-    /// The Node's address; `None` if the entry has none.
+    /// The Node's address in the entry; `None` if the entry has no address.
     pub node_ip: Option<IpAddr>,
-    /// The entry's other fields.
+    /// The fields of the entry except the Node's address.
     pub seen: SeenEntry,
 }
 
-/// The entries of a value that can be decoded, with their addresses.
+/// Returns the entries that can be decoded from an annotation's value, with the node addresses.
 pub fn published(seen: &str) -> Vec<PublishedEntry> {
     let entries = read::<Vec<Lenient>>(seen).unwrap_or_default();
     let with_address = |entry: Lenient| {
@@ -141,9 +143,9 @@ pub fn published(seen: &str) -> Vec<PublishedEntry> {
     entries.into_iter().flat_map(with_address).collect()
 }
 
-/// The entries of a value with the Node's addresses, as a load balancer reads them, and the number of malformed
-/// elements. An element is malformed if it has no address, or if its address is not of the family that it names. A
-/// value that is not an array counts as one malformed element.
+/// Returns the entries that a load balancer reads from an annotation's value, and the number of malformed elements. An
+/// element is malformed if it cannot be decoded, has no node address, or has an address of another family than the
+/// element names. A value that is not an array counts as one malformed element.
 pub fn published_entries(seen: &str) -> (Vec<Entry>, usize) {
     let Some(elements) = read::<Vec<Lenient>>(seen) else { return (Vec::new(), 1) };
     let mut entries = Vec::new();
@@ -162,19 +164,19 @@ pub fn published_entries(seen: &str) -> (Vec<Entry>, usize) {
     (entries, malformed)
 }
 
-/// The entries of a Pod's annotation.
+/// Returns the entries that can be decoded from a Pod's annotation.
 pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
     pod.annotation.as_deref().map(seen_entries).unwrap_or_default()
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
-    // The JSON parser itself limits the nesting depth.
+    // The nesting depth needs no limit here, because the JSON parser has one.
     if text.len() > MAX_BYTES { None } else { serde_json::from_str(text).ok() }
 }
 
 fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
     let Style { format, pairing } = style;
-    // With both families in one value, load balancers need the family of each entry, so each entry names the family.
+    // If a value contains an IPv6 entry, load balancers need the family of each entry, so each entry names its family.
     let with_family = format == AnnotationFormat::V2_6 || entries.iter().any(|entry| entry.family() == Family::V6);
     let wire = |(entry, protocols): (Entry, BTreeSet<Protocol>)| {
         let protocols: Vec<_> = protocols.iter().map(ToString::to_string).collect();
@@ -191,7 +193,7 @@ fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
     merged(entries, pairing).into_iter().map(wire).collect()
 }
 
-/// The entries with their protocols, in the order of their first occurrence.
+/// Returns the entries to write, each with all its protocols, in the order of their first occurrence.
 fn merged(entries: &[Entry], pairing: ProtocolPairing) -> Vec<(Entry, BTreeSet<Protocol>)> {
     let mut merged: Vec<(Entry, BTreeSet<Protocol>)> = Vec::new();
     for entry in entries {
@@ -204,7 +206,7 @@ fn merged(entries: &[Entry], pairing: ProtocolPairing) -> Vec<(Entry, BTreeSet<P
     merged
 }
 
-/// An element of the array. A malformed element does not invalidate the others.
+/// An element of the annotation's JSON array. A malformed element does not invalidate the array's remaining elements.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Lenient {
@@ -241,8 +243,8 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// The element's entries, one for each protocol. An element without protocols means TCP, and an element without a
-    /// family means IPv4, as in old formats.
+    /// Returns the element's entries, one for each protocol. In old formats, an element without protocols means TCP,
+    /// and an element without a family means IPv4.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node that requires another
-//! annotation of a Pod. The delay ends when the API server confirms the annotation.
+//! Measures publication delays. A delay begins with a change of a Pod, a Service or the Node after which a Pod needs a
+//! different annotation. The delay ends when the API server confirms the annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::PodKey;
 
-/// The Pods whose annotation may not contain a change yet, each with the time of the first such change. `T` is a time
-/// of the caller's clock.
+/// The Pods whose annotation may not reflect all changes yet, each with the time of the first change that it does not
+/// reflect. `T` is a time of the caller's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishDelays<T> {
     since: BTreeMap<PodKey, T>,
@@ -20,22 +20,22 @@ impl<T> Default for PublishDelays<T> {
 }
 
 impl<T: Copy> PublishDelays<T> {
-    /// Records a change of these Pods. If an earlier change of a Pod is not confirmed yet, the time of that change
-    /// stays.
+    /// Records that a change at `now` affects these Pods. If a Pod has an earlier change that is not confirmed yet, the
+    /// time of the earlier change stays.
     pub fn begin(&mut self, pods: &BTreeSet<PodKey>, now: T) {
         for pod in pods {
             self.since.entry(pod.clone()).or_insert(now);
         }
     }
 
-    /// Keeps only the Pods whose annotation is still awaited. Removes the others: their annotation contains all
+    /// Keeps only the Pods whose annotation is still awaited. The annotation of a Pod that is removed reflects all
     /// changes, or cannot be completed at present.
     pub fn retain(&mut self, is_awaited: impl Fn(&PodKey) -> bool) {
         self.since.retain(|pod, _| is_awaited(pod));
     }
 
-    /// The time of the first change that the confirmed annotation contains; `None` if the time is unknown, for example
-    /// because the agent repaired the annotation.
+    /// Ends the delay of a Pod. Returns the time of the first change that the confirmed annotation reflects; `None` if
+    /// there was no change, for example because the agent repaired the annotation.
     pub fn confirm(&mut self, pod: &PodKey) -> Option<T> {
         self.since.remove(pod)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The texts that users and load balancers read: the annotation of a Pod, problems, and their Events.
+//! The texts that users and load balancers read: annotations of Pods, problems, and the Events about problems.
 
 pub mod annotation;
 pub mod delays;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Problems: why a requested node port is not published, or not served as requested.
+//! Problems: the reasons why a requested node port is not published, or is not served as requested.
 
 use std::{fmt, net::IpAddr};
 
@@ -14,7 +14,7 @@ use crate::core::model::{
 pub struct Problem {
     /// The object that the Event is about.
     pub subject: AffectedObject,
-    /// The cause.
+    /// The cause of the problem.
     pub cause: Cause,
 }
 
@@ -23,7 +23,7 @@ pub struct Problem {
 pub enum AffectedObject {
     /// A Pod of this Node.
     Pod(PodKey, PodUid),
-    /// A Service.
+    /// A Service, in any namespace.
     Service(ServiceKey, ServiceUid),
 }
 
@@ -32,20 +32,20 @@ pub enum AffectedObject {
 pub enum Cause {
     /// No node port of the family and protocol is free.
     RangeExhausted {
-        /// The Pod's port without a node port.
+        /// The Pod port that has no node port.
         pod_port: PodPort,
         /// The protocol of the Pod's port.
         protocol: Protocol,
-        /// The family in which the port is requested.
+        /// The IP family for which the node port is requested.
         family: Family,
     },
     /// The Pod has no container port with the name of the Service's target port.
     UnresolvedTargetPort {
-        /// The Service.
+        /// The Service with the target port.
         service: ServiceKey,
         /// The name in the Service's `targetPort`.
         name: String,
-        /// The protocol that the port must have.
+        /// The protocol that the container port must have.
         protocol: Protocol,
     },
     /// `--protocols` does not include the protocol of a Service's port.
@@ -53,77 +53,77 @@ pub enum Cause {
         /// The protocol of the Service's port.
         protocol: Protocol,
     },
-    /// A Pod port has a node port for each of its protocols. Load balancers that ignore the protocol send every
-    /// protocol to each of these node ports.
+    /// Several protocols of a Pod port have different node ports. A load balancer that ignores the protocol sends each
+    /// protocol to all of these node ports.
     ProtocolsNotMerged {
-        /// The Pod's port.
+        /// The Pod port with several protocols.
         pod_port: PodPort,
     },
-    /// The datapath serves none of the Service's families.
+    /// The datapath serves none of the Service's IP families.
     UnsupportedFamily {
         /// The first family of the Service.
         family: Family,
     },
-    /// The Node has no address of the family to publish.
+    /// The Node has no address of the IP family that could be published.
     NoNodeAddress {
-        /// The family.
+        /// The IP family without an address of the Node.
         family: Family,
     },
-    /// Another Pod has the same address.
+    /// Another Pod has the same IP address and holds it.
     AddressConflict {
         /// The address that both Pods have.
         ip: IpAddr,
-        /// The Pod that gets the traffic of the address.
+        /// The Pod that gets the traffic to the address.
         holder: PodKey,
     },
-    /// The Pod is on the network of an uplink, and its replies to clients bypass the Node.
+    /// The Pod is on the network of an uplink, so the Pod's replies to clients bypass the Node.
     OnNodeNetwork {
-        /// The Pod's address.
+        /// The Pod's IP address on the network of the uplink.
         ip: IpAddr,
-        /// The name of the uplink.
+        /// The name of the uplink on whose network the Pod is.
         device: String,
     },
     /// The Pod's `hostPort` is the node port of another Pod's mapping.
     HostPortConflict {
-        /// The `hostPort`.
+        /// The number of the Pod's `hostPort`.
         node_port: NodePort,
         /// The protocol of the `hostPort`.
         protocol: Protocol,
     },
     /// The Pod's node port is also a `nodePort` or `healthCheckNodePort` of a Service.
     NodePortConflict {
-        /// The Pod's node port.
+        /// The node port that is allocated to the Pod.
         node_port: NodePort,
-        /// The Service that has the port.
+        /// The Service with this `nodePort` or `healthCheckNodePort`.
         service: ServiceKey,
     },
     /// A mapping receives the traffic of the Service's `nodePort` or `healthCheckNodePort` on this Node.
     NodePortShadowed {
         /// The Service's `nodePort` or `healthCheckNodePort`.
         node_port: NodePort,
-        /// The Pod of the mapping.
+        /// The Pod to which the mapping leads.
         pod: PodKey,
     },
-    /// Entries of a Service's list of allowed sources cannot be parsed, and allow no client.
+    /// Entries of a Service's list of allowed sources cannot be parsed, so these entries allow no client.
     UnreadableSource(Unreadable),
     /// A Service's list of allowed sources is too long.
     TooManySources {
-        /// The number of ignored entries.
+        /// The number of list entries that are ignored.
         beyond: usize,
     },
-    /// A host port leads to the Pod without NPL, so the Service's list is not enforced.
+    /// A host port leads to the Pod without NPL, so NPL does not enforce the Service's list of allowed sources.
     UnenforcedSources {
-        /// The host port.
+        /// The host port that leads to the Pod.
         node_port: NodePort,
         /// The protocol of the host port.
         protocol: Protocol,
     },
-    /// Another writer repeatedly replaces the Pod's annotation.
+    /// A writer other than this agent repeatedly replaces the Pod's annotation.
     AnnotationContested {
-        /// The other writer's field manager, if the API server names one.
+        /// The field manager of that writer, if the API server names one.
         manager: Option<String>,
     },
-    /// The kernel's map of allowed sources is full, so some allowed clients are dropped.
+    /// The kernel's map of allowed sources is full, so packets of some allowed clients are dropped.
     SourceTableFull {
         /// The node port whose allowed sources do not fit.
         node_port: NodePort,
@@ -135,7 +135,7 @@ pub enum Cause {
 }
 
 impl Problem {
-    /// The reason of the Kubernetes Event, and the label of the metric.
+    /// The text of the Event's field `reason`, and of the metric's label.
     pub const fn reason(&self) -> &'static str {
         self.event_reason().name()
     }
@@ -172,7 +172,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The effect of an entry that cannot be parsed, and the correct form.
+/// The text about the effect of a list entry that cannot be parsed, and about the correct form of an entry.
 const UNREADABLE: &str = "is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or \
                           2001:db8::/32";
 

@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which problems Events report, and when: after a short delay, again while the problem lasts, and at most once
-//! a minute.
+//! Decides which problems are reported by Events, and when: after a short delay, again while the problem lasts, and at
+//! most once a minute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
-/// How long a problem must last before an Event reports the problem. A Service that is changed in two steps causes
-/// shorter problems, which need no Event.
+/// How long a problem must last before an Event reports it. A Service that a user changes in two steps causes a problem
+/// for a shorter time, and needs no Event.
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
-/// The minimal time between two Events about the same object and reason.
+/// The minimum time in milliseconds between two Events about the same object with the same reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;
-/// The time after which the Event of a lasting problem is sent again: half the lifetime of a Kubernetes Event, so that
-/// the problem always has an Event.
+/// The time in milliseconds after which the Event of a lasting problem is sent again: half the default lifetime of a
+/// Kubernetes Event, so that the problem always has an Event.
 pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 
-/// One Event: all problems of an object with the same reason.
+/// The content of one Event: all problems of an object with the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The object that the Event is about.
     pub subject: AffectedObject,
     /// The reason of the Event: [`Problem::reason`].
     pub reason: &'static str,
-    /// One sentence with the problem and its remedy.
+    /// The note of the Event: the problem and its remedy.
     pub note: String,
 }
 
 impl Report {
-    /// A hash (FNV-1a) of object, reason and note: equal in every agent and after a restart.
+    /// Returns a hash (FNV-1a) of object, reason and note, which is equal in every agent and after a restart.
     pub fn mark(&self) -> u64 {
         let object = match &self.subject {
             AffectedObject::Pod(key, uid) => format!("pod {key} {uid}"),
@@ -40,10 +40,10 @@ impl Report {
     }
 }
 
-/// The current problems, and when each was reported.
+/// The current problems, by object and reason, each with the time of its last Event.
 ///
-/// An entry is dropped when its problem ends, or a minute after its last Event if there was one. So the number of
-/// entries stays close to the number of problems.
+/// The record of a problem is dropped when the problem has ended and its last Event is at least a minute old. So the
+/// number of records stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {
     entries: BTreeMap<(AffectedObject, &'static str), Entry>,
@@ -54,7 +54,7 @@ struct Entry {
     /// The text of the Event; `None` once the problem is solved.
     note: Option<String>,
     reported: Option<Moment>,
-    /// The time of the next Event.
+    /// The time at which an Event about the problem is due.
     due: Moment,
 }
 
@@ -65,7 +65,7 @@ impl Entry {
 }
 
 impl Reports {
-    /// Replaces the current problems.
+    /// Replaces the current problems by `problems`.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) {
         let mut causes: BTreeMap<(AffectedObject, &'static str), (String, usize)> = BTreeMap::new();
         for problem in problems {
@@ -89,12 +89,13 @@ impl Reports {
         self.entries.retain(|_, entry| !entry.is_over(now));
     }
 
-    /// When the next Event is due.
+    /// The time at which the next Event is due.
     pub fn next_due(&self) -> Option<Moment> {
         self.entries.values().filter(|entry| entry.note.is_some()).map(|entry| entry.due).min()
     }
 
-    /// The next Event that is due. The Event counts as sent unless [`Self::record_failure`] is called.
+    /// Returns the Event that has been due for the longest time, if any is due. The Event counts as sent unless the
+    /// caller calls [`Self::record_failure`].
     pub fn take_due(&mut self, now: Moment) -> Option<Report> {
         let due = self.entries.iter_mut().filter(|(_, entry)| entry.note.is_some() && entry.due <= now);
         let ((subject, reason), entry) = due.min_by_key(|(_, entry)| entry.due)?;
@@ -103,7 +104,7 @@ impl Reports {
         Some(Report { subject: subject.clone(), reason, note: entry.note.clone()? })
     }
 
-    /// Records that an Event could not be sent.
+    /// Records that an Event could not be sent, so that it is due again in a minute.
     pub fn record_failure(&mut self, report: &Report, now: Moment) {
         if let Some(entry) = self.entries.get_mut(&(report.subject.clone(), report.reason)) {
             entry.due = now.plus(QUIET_MILLIS);
@@ -111,7 +112,7 @@ impl Reports {
     }
 }
 
-/// Decides which problems are logged: new problems, and a recurring problem at most once a minute.
+/// Decides which problems are logged: a problem that was absent before, and each problem at most once a minute.
 #[derive(Debug, Default)]
 pub struct Warnings {
     current: BTreeSet<Problem>,
@@ -119,7 +120,7 @@ pub struct Warnings {
 }
 
 impl Warnings {
-    /// Replaces the current problems, and returns the problems to log.
+    /// Replaces the current problems, and returns those to log.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
         self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
         let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());

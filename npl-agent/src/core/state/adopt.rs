@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A restarted agent adopts existing mappings first, then the ports that annotations name. The agent also continues the
-//! quarantine of ports that an earlier agent unmapped.
+//! Adoption of the state that an earlier agent left: a restarted agent adopts existing mappings first, then the node
+//! ports that annotations name. The agent also continues the quarantine of ports that an earlier agent unmapped.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// Continues the quarantine of node ports from before this agent's start. `ages` contains, for each port, the time
-    /// in milliseconds since an earlier agent unmapped the port or the port received a packet without a mapping. The
+    /// Continues the quarantine of node ports that an earlier agent unmapped. `ages` contains, for each port, the
+    /// milliseconds since an earlier agent unmapped the port, or since the unmapped port last received a packet. The
     /// caller calls this function once, before the first pass.
     pub fn resume_quarantine(&mut self, ages: impl IntoIterator<Item = (NodePort, u64)>, now: Moment) {
         for (node_port, age) in ages {
@@ -31,8 +31,8 @@ impl PlannerState {
     }
 }
 
-/// Reserves the ports of existing mappings while the agent waits for the API server, because reserving a thousand ports
-/// takes long.
+/// Returns the operations that reserve the ports of existing mappings while the agent waits for the API server, because
+/// the reservation of a thousand ports takes long.
 pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
@@ -41,11 +41,12 @@ pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op
     missing.map(|frontend| Op::Reserve(*frontend, RecentTraffic::Tolerated)).filter(is_due).collect()
 }
 
-/// Assigns every existing mapping to its Pod, and reserves for every Pod the free ports that its annotation names. A
-/// named port that the Pod no longer needs is quarantined, because consumers use the port until it is withdrawn.
+/// Assigns every existing mapping to its Pod, and reserves for every Pod the free node ports that the Pod's annotation
+/// names. A named node port that the Pod no longer needs is quarantined, because load balancers use the port until the
+/// annotation is withdrawn.
 ///
-/// Adoption runs once, when all lists are complete. Later, an annotation on a new Pod comes from the Pod's template,
-/// and the node ports in such an annotation are not reserved.
+/// Adoption runs once, when all lists are complete. If a Pod that is created after that already has an annotation, the
+/// annotation comes from the Pod's template, and its node ports are not reserved.
 pub(in crate::core) fn adopt(state: &mut PlannerState) {
     order_address_claims(state);
     adopt_mappings(state);
@@ -62,8 +63,9 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Orders the claims of Pods with the same address. The Pod that the earlier agent chose keeps the address, unless the
-/// other Pod got the address later.
+/// Orders the claims of Pods with the same address. The Pod to which a mapping of the address leads keeps the address.
+/// If a mapping of another Pod with this address still leads to that Pod's former address, that Pod takes precedence:
+/// it got the address after the earlier agent's last write.
 fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);
@@ -98,7 +100,8 @@ fn adopt_mappings(state: &mut PlannerState) {
     resolve_duplicates(state);
 }
 
-/// The Pod with this generation; if there are several, the Pod that has the mapping's address.
+/// Returns the owner of a mapping: the Pod with the mapping's generation; if several Pods have this generation, the one
+/// with the mapping's address.
 fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option<Owner> {
     let pod = candidates.iter().min_by_key(|pod| (!pod.ips.contains(&backend.pod_ip), &pod.uid))?;
     let Frontend { family, protocol, .. } = frontend;
@@ -106,8 +109,9 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// If a Pod port was moving to a new node port when the last agent exited, one mapping stays and the other mappings
-/// drain. A mapping that may keep its port is preferred, then a mapping that the annotation names.
+/// Keeps one mapping for each Pod port and drains the rest: a Pod port has several mappings if it was moving to a new
+/// node port when the earlier agent exited. Prefers a mapping that may keep its node port, then a mapping that the
+/// annotation names.
 fn resolve_duplicates(state: &mut PlannerState) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

@@ -23,7 +23,7 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// Assigns node ports to every Pod that changed, in the order of the Pods' keys.
+    /// Assigns node ports to every Pod whose decision may change, in the order of the Pods' keys.
     pub(in crate::core) fn assign_dirty(&mut self, now: Moment) {
         let mut exhausted = BTreeSet::new();
         while let Some(key) = self.dirty.pop_first() {
@@ -71,15 +71,15 @@ impl PlannerState {
     }
 }
 
-/// The assignment of node ports to one Pod.
+/// The data that the assignment of node ports to one Pod needs.
 struct Assignment<'a> {
     pod: &'a Pod,
     wanted: Wanted,
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Families and protocols for which a search in this pass has found no free port. The record avoids a repeated
-    /// search for each waiting Pod, of which there may be a thousand.
+    /// Families and protocols for which a search in this pass has found no free port. The search is not repeated for
+    /// the waiting Pods, of which there may be a thousand.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     now: Moment,
     pairing: ProtocolPairing,
@@ -88,7 +88,7 @@ struct Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Updates the desired mappings of the Pod's claims, and drains claims that no Service requests any more.
+    /// Updates the desired mappings of the Pod's claims, and drains claims whose Pod port no Service requests any more.
     fn update_claims(&mut self) {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
             self.touched.push(frontend);
@@ -114,11 +114,12 @@ impl Assignment<'_> {
         }
     }
 
-    /// Decides which claim a Pod port uses: the active claim, otherwise a former claim, otherwise a new one.
+    /// Decides which claim a Pod port uses: the active claim; if there is none, a draining or quarantined claim of the
+    /// same Pod port; if there is none either, a new claim.
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
-        // A claim without a mapping must not take the number of another Pod's `hostPort`.
+        // A claim that has no mapping must not use the number of another Pod's `hostPort`.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
             leads || !self.snapshot.is_host_port(frontend.node_port)
@@ -132,7 +133,7 @@ impl Assignment<'_> {
         };
         let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
-            // The Pod port must move to another node port, and keeps its present node port until another one is free.
+            // The Pod port must move to another node port. Until one is free, the Pod port keeps its present node port.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
@@ -166,8 +167,8 @@ impl Assignment<'_> {
             free = self.ports.take_next_free(family, &group, is_usable);
         }
         if self.pairing == ProtocolPairing::Separate {
-            // A load balancer that ignores the protocol treats entries with one number as one pool member. This member
-            // is correct, because every protocol of the number leads to the same Pod port.
+            // A load balancer that ignores the protocol treats annotation entries with the same node port as one pool
+            // member. This pool member is correct, because every protocol of the node port leads to the same Pod port.
             free = free.or_else(|| self.sibling(port, true));
         }
         if let Some(frontend) = free {
@@ -180,8 +181,8 @@ impl Assignment<'_> {
         free
     }
 
-    /// The protocols that must have the same node port number. The Pod port's own protocol is first. With
-    /// [`ProtocolPairing::Merged`], all other protocols of the same Pod port follow.
+    /// Returns the protocols that must have the same node port number as `port`. The protocol of `port` is first. With
+    /// [`ProtocolPairing::Merged`], the remaining requested protocols of the same Pod port follow.
     fn group(&self, port: WantedPort) -> Vec<Protocol> {
         let is_other = |(other, exposure): &(&WantedPort, &Exposure)| {
             let is_same_port = (other.pod_port, other.family) == (port.pod_port, port.family);
@@ -192,8 +193,8 @@ impl Assignment<'_> {
         [port.protocol].into_iter().chain(others.filter(|_| is_merged)).collect()
     }
 
-    /// A node port that the Pod already has for some protocol or family of the Pod port, if all protocols of the Pod
-    /// port can use the same number.
+    /// Returns the number of a node port that the Pod already has for some protocol or family of the Pod port, if all
+    /// protocols of the Pod port can use this number.
     fn shared_number(&self, port: WantedPort) -> Option<NodePort> {
         if self.pairing == ProtocolPairing::Separate {
             return None;
@@ -223,7 +224,7 @@ impl Assignment<'_> {
     }
 
     /// Reports a problem if the number of the node port is also a Service's `nodePort` or `healthCheckNodePort`. The
-    /// mapping takes precedence over the Service. The Pod keeps such a port only while no other port is free.
+    /// mapping takes precedence over the Service. The Pod keeps the node port only while no other port is free.
     fn check_service_port(&mut self, node_port: NodePort) {
         let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
         let subject = AffectedObject::Service(service.clone(), uid.clone());
@@ -232,8 +233,8 @@ impl Assignment<'_> {
         self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
     }
 
-    /// Reports a problem if a mapping uses the number of the Pod's `hostPort`. The mapping takes precedence, so traffic
-    /// to the host port does not reach this Pod.
+    /// Reports a problem if a mapping of another Pod uses the number of this Pod's `hostPort`. The mapping takes
+    /// precedence, so traffic to the host port does not reach this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
         let own = Frontend { family, node_port, protocol };
@@ -248,8 +249,8 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The claim's Pod has no address at present, so the claim gives the number up to the `hostPort`; the
-                // Pod gets another node port later.
+                // The claim's Pod has no address at present, so the claim gives its number up to the `hostPort`. When
+                // the claim's Pod has an address, it gets another node port.
                 claim.drain();
                 self.touched.push(frontend);
             }
@@ -259,7 +260,7 @@ impl Assignment<'_> {
         self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
-    /// The desired mapping of a Pod port. `Claim::set_target` adds whether the mapping is restricted.
+    /// Returns the desired mapping of a Pod port. `Claim::set_target` adds to it whether the mapping is restricted.
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
         let generation = self.pod.uid.generation();

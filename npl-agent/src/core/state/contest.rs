@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off if another writer also writes a Pod's annotation. Two controllers that immediately revert each other's
-//! value would load the API server, and load balancers would alternate between both values.
+//! The back-off if a writer other than the agent also writes a Pod's annotation. If the agent and that writer
+//! immediately reverted each other's value, they would load the API server, and load balancers would alternate between
+//! both values.
 
 use std::collections::BTreeMap;
 
@@ -11,31 +12,30 @@ use crate::core::{
     state::PlannerState,
 };
 
-/// The number of values of other writers that the agent replaces immediately, because a person may edit the annotation
-/// a few times.
+/// How many times the agent immediately replaces a value of another writer: a person may edit the annotation a few
+/// times.
 const AT_ONCE: u32 = 3;
-/// The delay before the agent replaces the next value of another writer. The delay doubles with every further value, up
-/// to [`LONGEST_MILLIS`].
+/// The delay in milliseconds before the agent replaces the next value after the first [`AT_ONCE`] ones. The delay
+/// doubles with every further value of another writer, up to [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
-/// The delay of the next write if the API server's answer to a write shows another value than the agent's.
+/// The delay in milliseconds of the next write if the API server's answer to a write does not show the agent's value.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
-/// A contest ends when no other writer has changed the annotation for this time.
+/// A contest ends when only the agent has changed the annotation for this time, in milliseconds.
 const OVER_MILLIS: u64 = 600_000;
 
-/// The Pods whose annotation another writer has changed within the last ten minutes.
+/// The Pods whose annotation a writer other than the agent has changed within the last ten minutes.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Contests(BTreeMap<PodUid, Contest>);
 
 #[derive(Debug)]
 struct Contest {
     pod: PodKey,
-    /// How often another writer replaced the agent's value.
+    /// How often another writer has replaced the agent's value of the annotation.
     overwrites: u32,
-    /// The field manager of the last value, if the API server names one.
+    /// The field manager that wrote the last value, if the API server names one.
     manager: Option<String>,
-    /// The time of the pass that has handled the last value of another writer; `None` until a pass has handled this
-    /// value.
+    /// The time of the pass that handled the last value of another writer; `None` while no pass has handled that value.
     noticed: Option<Moment>,
 }
 
@@ -51,7 +51,7 @@ impl Contest {
 }
 
 impl Contests {
-    /// Records that another writer has replaced the agent's value.
+    /// Records that another writer has replaced the agent's value of the Pod's annotation.
     pub(in crate::core) fn record(&mut self, pod: &Pod) {
         let new = || Contest { pod: pod.key.clone(), overwrites: 0, manager: None, noticed: None };
         let contest = self.0.entry(pod.uid.clone()).or_insert_with(new);
@@ -62,8 +62,8 @@ impl Contests {
         }
     }
 
-    /// How long the agent waits before it writes its value again; `None` if no other writer has replaced the value
-    /// since the last call.
+    /// Returns how long the agent waits before it writes its value again. `None` means that the agent need not wait, or
+    /// that no writer has replaced the agent's value since the last call of this function.
     fn take_delay(&mut self, uid: &PodUid, now: Moment) -> Option<u64> {
         let contest = self.0.get_mut(uid).filter(|contest| contest.noticed.is_none())?;
         contest.noticed = Some(now);
@@ -74,7 +74,7 @@ impl Contests {
         self.0.remove(uid);
     }
 
-    /// Ends the contests in which the other writer has stopped writing.
+    /// Ends the contests in which no writer other than the agent writes any more.
     pub(in crate::core) fn expire(&mut self, now: Moment) {
         self.0.retain(|_, contest| contest.noticed.is_none_or(|at| at.plus(OVER_MILLIS) > now));
     }
@@ -88,8 +88,8 @@ impl Contests {
 }
 
 impl PlannerState {
-    /// Records that a watch event shows another value in place of the right annotation. An event during a write of the
-    /// agent does not count, because the event may show the value that the agent writes.
+    /// Records that, according to a watch event, another writer has replaced the right annotation of a Pod. An event
+    /// during a write of the agent does not count, because the event may show the value that the agent writes.
     pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {
         let Some(known) = self.snapshot.pod(&pod.key) else { return };
         let is_newer_value = known.uid == pod.uid
@@ -101,7 +101,7 @@ impl PlannerState {
         }
     }
 
-    /// Delays the next write to a Pod whose annotation another writer has just changed.
+    /// Delays the agent's next write to a Pod whose annotation another writer has just changed.
     pub(in crate::core) fn delay_contested_write(&mut self, key: &PodKey, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| pod.uid.clone()) else { return };
         if let Some(delay) = self.contests.take_delay(&uid, now) {
@@ -109,7 +109,8 @@ impl PlannerState {
         }
     }
 
-    /// Delays the next write after an answer of the API server in which the annotation differs from the agent's value.
+    /// Delays the agent's next write to a Pod if the annotation in the API server's answer to a write differs from the
+    /// agent's value.
     pub(in crate::core) fn delay_unstored_write(&mut self, key: &PodKey, uid: &PodUid, now: Moment) {
         let Some(pod) = self.snapshot.pod(key).filter(|pod| pod.uid == *uid) else { return };
         self.contests.record(pod);

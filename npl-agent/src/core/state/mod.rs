@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the control loop: desired and observed state, timers, and writes in flight.
+//! The state of the planner: desired and observed state, timers, and writes in flight.
 //!
 //! [`PlannerState::pass`] returns the next operations. The caller executes the operations and reports each result by
-//! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its precondition
-//! was observed. So the agent can stop after any operation without leaving an annotation that names a missing mapping.
+//! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its
+//! precondition was observed. So the agent can stop after any operation, and no annotation names a missing mapping.
 
 mod adopt;
 mod assign;
@@ -34,12 +34,12 @@ use super::{
     ports::{PortTable, select::Wanted},
 };
 
-/// Delay before the agent tries again to reserve a port that another process uses.
+/// The delay in milliseconds before the agent tries again to reserve a node port that another process uses.
 const TAKEN_MILLIS: u64 = 60_000;
-/// The retry delay after a failure of an unexpected kind.
+/// The delay in milliseconds before the agent retries an operation that failed in an unexpected way.
 const UNEXPECTED_MILLIS: u64 = 1_000;
 
-/// The state of the control loop.
+/// The state of the planner, from which each pass plans operations.
 #[derive(Debug)]
 pub struct PlannerState {
     pub(in crate::core) settings: Settings,
@@ -52,48 +52,48 @@ pub struct PlannerState {
     pub(in crate::core) is_adopted: bool,
     pub(in crate::core) ports: PortTable,
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
-    /// Pods whose assignment of node ports must be recomputed.
+    /// The Pods whose node ports must be assigned anew in the next pass.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
-    /// Pods without a node port because no node port is free.
+    /// The Pods that lack a node port because none is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends whose allowed sources do not fit into the kernel's map.
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,
-    /// Pods with problems.
+    /// The Pods of which a requested port is not served as requested.
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
-    /// Frontends that changed and may need an operation or a timer.
+    /// The frontends that changed, and that may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,
     /// Frontends that wait only for a timer. If a frontend changes before its timer fires, the timer stays, and the
     /// pass examines the frontend once more without effect.
     pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
-    /// Pods whose annotation may need a write.
+    /// The Pods whose annotation or readiness gate may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// The time at which each Pod began to need a write.
+    /// For each Pod that needs a write, the time at which the write became necessary.
     pub(in crate::core) needs_write_since: BTreeMap<PodUid, Moment>,
-    /// Deleted Pods with a patch in flight. The answer to the patch shows the Pod as it was, and must not add the Pod
-    /// again.
+    /// Deleted Pods with a patch in flight. The answer to the patch shows the Pod before the deletion, and must not add
+    /// the Pod to the state again.
     deleted_in_flight: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
     contests: Contests,
 }
 
-/// The result of one run of the planner: operations, and when to plan again if no event arrives before.
+/// The result of one run of the planner: operations, and the time of the next run if no event causes an earlier run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pass {
     /// The operations, which the caller executes in this order.
     pub ops: Vec<Op>,
-    /// The next time at which a timer changes the result.
+    /// The next time at which a timer requires a run of the planner.
     pub next_deadline: Option<Moment>,
 }
 
-/// A prerequisite of the first reconciliation.
+/// A prerequisite of the first pass that assigns node ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Prerequisite {
-    /// Lists of Pods and Services.
+    /// The agent has complete lists of Pods and Services.
     Lists,
-    /// A published address of the Node in a family that is served.
+    /// The agent knows an address of the Node to publish, in an IP family that the datapath serves.
     NodeAddress,
-    /// An observation of the kernel's maps and the sockets.
+    /// The agent has read the kernel's maps and the state of the sockets.
     Observation,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Prerequisite {
     }
 }
 
-/// The decision about a Pod, and the frontends in its annotation.
+/// The decision about a Pod's ports, and the frontends that the Pod's annotation names.
 #[derive(Debug)]
 pub(in crate::core) struct PodView {
     pub(in crate::core) wanted: Wanted,
@@ -115,7 +115,7 @@ pub(in crate::core) struct PodView {
 }
 
 impl PlannerState {
-    /// Creates the state before the first change and observation.
+    /// Creates the state in which no change and no observation is known.
     pub fn new(settings: Settings) -> Self {
         Self {
             ports: PortTable::new(settings.port_range),
@@ -141,7 +141,7 @@ impl PlannerState {
         }
     }
 
-    /// Replaces the observed state, including the changes by completed operations that were recorded in it.
+    /// Replaces the whole observed state, also the part that [`Self::record_done`] has changed.
     pub fn observe(&mut self, observed: Observed) {
         let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);
@@ -150,7 +150,8 @@ impl PlannerState {
         }
     }
 
-    /// Replaces the Pods that are on the Node's own network.
+    /// Sets which Pod addresses are on the Node's own network, and schedules a new decision for each Pod whose address
+    /// is affected.
     pub fn set_pods_on_node_network(&mut self, found: PodsOnNodeNetwork) {
         if found == self.on_node_network {
             return;
@@ -161,7 +162,7 @@ impl PlannerState {
         self.dirty.extend(affected.map(|pod| pod.key.clone()));
     }
 
-    /// The addresses of this Node's Pods.
+    /// The IP addresses of this Node's Pods.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.snapshot.pod_addresses().collect()
     }
@@ -193,7 +194,7 @@ impl PlannerState {
         self.adopt_node_ips();
     }
 
-    /// The missing prerequisites of the first reconciliation.
+    /// The prerequisites of the first pass that are not met yet.
     pub fn missing_prerequisites(&self) -> BTreeSet<Prerequisite> {
         let conditions = [
             (Prerequisite::Lists, self.snapshot.is_listed()),
@@ -213,7 +214,8 @@ impl PlannerState {
         self.missing_prerequisites().is_empty()
     }
 
-    /// Plans the next operations. The caller repeats the call until the result contains no operation.
+    /// Plans the next operations. The caller executes them and calls this function again until the result contains no
+    /// operation.
     pub fn pass(&mut self, now: Moment) -> Pass {
         if !self.is_ready() {
             return Pass { ops: adopt::reservations(self, now), next_deadline: None };
@@ -325,17 +327,17 @@ impl PlannerState {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
-    /// The Pods that are affected by a change or a failure which no pass has examined yet.
+    /// The Pods that a change or a failure affects, and that no pass has examined since.
     pub const fn changed_pods(&self) -> &BTreeSet<PodKey> {
         &self.dirty
     }
 
-    /// The published addresses of the Node; none before the Node is known.
+    /// The published addresses of the Node; none before the agent knows the Node object.
     pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
         self.node_ips.values().copied()
     }
 
-    /// Marks the frontend and the annotation of its Pod for the next pass.
+    /// Makes the next pass examine the frontend, and the annotation of the Pod to which the frontend is allocated.
     pub(in crate::core) fn touch(&mut self, frontend: Frontend) {
         self.unsettled.insert(frontend);
         if let Some(owner) = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref()) {
@@ -343,17 +345,17 @@ impl PlannerState {
         }
     }
 
-    /// Marks all frontends of a Pod for the next pass, because the Pod's annotation decides their phases.
+    /// Makes the next pass examine all frontends of a Pod, because the Pod's annotation decides their phases.
     pub(in crate::core) fn touch_all_of(&mut self, uid: &PodUid) {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
 
-    /// Marks every Pod that lacks a node port for assignment in the next pass.
+    /// Makes the next pass assign node ports to every Pod that lacks one.
     pub(in crate::core) fn retry_waiting_for_port(&mut self) {
         self.dirty.append(&mut self.waiting_for_port);
     }
 
-    /// Marks every frontend whose allowed sources did not fit into the kernel's map for the next pass.
+    /// Makes the next pass examine every frontend whose allowed sources did not fit into the kernel's map.
     fn retry_source_table_full(&mut self) {
         for frontend in std::mem::take(&mut self.source_table_full) {
             if self.lacks_sources(frontend) {
@@ -384,8 +386,8 @@ impl PlannerState {
     }
 
     /// Takes the published addresses from the Node object. If the Node object has no addresses, the known addresses
-    /// stay, because they still belong to this Node. Empty annotations would remove all members from every load
-    /// balancer's pool.
+    /// stay, because they still belong to this machine. Empty annotations would remove all Pods of this Node from the
+    /// pools of load balancers.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the next operations: first expires timers and advances the phases of claims, then plans at most one operation
-//! for each frontend, and finally plans the writes of annotations.
+//! Plans the operations of one pass: expires timers and advances the phases of claims; then plans at most one operation
+//! for each frontend; finally plans the writes of annotations.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +11,16 @@ use crate::core::{
     ports::Phase,
 };
 
-/// The frontend that is first in the sort order.
+/// The frontend that is less than or equal to every frontend in the sort order.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
-/// The next step of a frontend.
+/// What the frontend needs next.
 enum Step {
-    /// No operation until a Pod, Service or observation changes.
+    /// The frontend needs no operation until a Pod, a Service or the observed state changes.
     Settled,
-    /// No operation until a timer fires.
+    /// The frontend needs no operation until a timer fires.
     Waiting,
-    /// An operation.
+    /// The frontend needs this operation now.
     Needs(Op),
 }
 
@@ -32,11 +32,11 @@ struct SourceDifference {
 }
 
 impl PlannerState {
-    /// Plans one pass. The duration depends on the number of changed Pods and claims, and not on the number of all
-    /// Pods.
+    /// Plans one pass. The time that a pass takes depends on the number of changed Pods and claims, and not on the
+    /// number of all Pods.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
-        // The steps are repeated because a port that becomes free may be assigned to a waiting Pod.
+        // The loop repeats both steps, because a node port that becomes free may be assigned to a waiting Pod.
         loop {
             self.assign_dirty(now);
             self.advance(now);
@@ -47,7 +47,7 @@ impl PlannerState {
         let mut ops = self.plan_frontends(now);
         let blocked = self.owners_of(&ops);
         ops.extend(self.plan_annotations(&blocked, now));
-        // The sort is stable: operations of one rank keep the order of their frontends and Pods.
+        // The sort is stable: operations of equal rank keep the order of their frontends and Pods.
         ops.sort_by_key(Op::rank);
         Pass { ops, next_deadline: self.next_deadline(now) }
     }
@@ -94,7 +94,7 @@ impl PlannerState {
         }
     }
 
-    /// The phase of a claim at this time; `None` if the claim ends.
+    /// Returns the phase that the claim has at time `now`; `None` if the claim ends.
     fn next_phase(&self, frontend: Frontend, phase: Phase, now: Moment) -> Option<Phase> {
         let claim = self.ports.get(frontend)?;
         let observed = self.observed.as_ref()?;
@@ -102,7 +102,7 @@ impl PlannerState {
         let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
-            // The port was never published, so no client can know the port.
+            // The node port was never mapped, so no client can know it.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
@@ -148,8 +148,8 @@ impl PlannerState {
         ops
     }
 
-    /// Sets a timer for a frontend. A frontend without a deadline is examined again when the frontend or the annotation
-    /// of its Pod changes.
+    /// Sets a timer for a frontend whose phase has a deadline. A frontend without a deadline needs no timer: it is
+    /// examined again when the frontend or the annotation of its Pod changes.
     fn wait_for_timer(&mut self, frontend: Frontend, now: Moment) {
         match self.ports.get(frontend).map(|claim| claim.phase) {
             Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
@@ -170,7 +170,8 @@ impl PlannerState {
             Some(Phase::Quarantined { until: Some(until) }) => until <= now,
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
         };
-        // A mapping to the wrong Pod is removed if it cannot be corrected because another process uses the node port.
+        // If a mapping leads to the wrong Pod and another process uses the node port, the agent cannot correct the
+        // mapping, and removes it.
         let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
         let is_wrong = backend.is_none() || self.is_lost(frontend);
@@ -180,8 +181,8 @@ impl PlannerState {
         let SourceDifference { missing, excess } = self.source_difference(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // The current mapping is unrestricted and ignores these sources, but the sources would apply to the next
-            // restricted mapping of the frontend.
+            // The current mapping is unrestricted, so these sources have no effect on it. These sources would be
+            // allowed, however, if the frontend's mapping became restricted again.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {
@@ -194,7 +195,8 @@ impl PlannerState {
             (false, false | true) => {}
         }
         let add = || Op::AllowSources(frontend, missing.clone());
-        // If the map is full, the mapping is written without the missing sources, whose clients are then dropped.
+        // If the kernel's map is full, the mapping is written without the missing sources, and the programs drop
+        // packets of clients with these sources.
         let may_add = !missing.is_empty() && !self.is_delayed(&RetryKey::AllowSources(frontend), now);
         match backend {
             Some(_) if may_add => Step::Needs(add()),
@@ -206,14 +208,14 @@ impl PlannerState {
         }
     }
 
-    /// Whether the kernel's mapping leads to the Pod port that the claim requires.
+    /// Whether the frontend's mapping in the kernel leads to the Pod port that the claim requires.
     pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
         mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.has_same_target(&backend))
     }
 
-    /// Whether another process uses the port, so that the agent cannot correct the port's mapping.
+    /// Whether another process uses the node port, so that the agent cannot correct the mapping of this port.
     fn is_lost(&self, frontend: Frontend) -> bool {
         let is_reserved = self.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend));
         !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)
@@ -232,13 +234,13 @@ impl PlannerState {
         SourceDifference { missing: &wanted - there, excess: there - &wanted }
     }
 
-    /// Whether some allowed clients of the frontend are dropped at present.
+    /// Whether packets of some allowed clients of the frontend are dropped at present.
     pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
         !self.source_difference(frontend).missing.is_empty()
     }
 
-    /// The Pods for which this pass reserves a port, allows sources or writes a mapping. Their annotations are written
-    /// in a later pass, so that each annotation is written once.
+    /// Returns the Pods for which `ops` reserve a port, allow sources or write a mapping. The annotations of these Pods
+    /// are written in a later pass, so that each annotation is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

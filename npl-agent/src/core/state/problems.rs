@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The problems that Events and metrics report.
+//! Collects the problems that Events and metrics report.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -10,9 +10,9 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// All problems for Events and metrics, without duplicates and in order. A Node reports the problem of a Service
-    /// only if a Pod of the Service is on the Node. Otherwise every Node of a large cluster would report the same
-    /// problem.
+    /// Returns all problems for Events and metrics, sorted and without duplicates. The agent reports the problem of a
+    /// Service only if a Pod of the Service is on the Node: otherwise every Node of a large cluster would report the
+    /// same problem.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
         let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);

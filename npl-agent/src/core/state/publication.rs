@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the content of a Pod's annotation and readiness gate, and when the agent writes them.
+//! Decides the value of a Pod's annotation, the state of its readiness gate, and when the agent writes them.
 
 use std::collections::BTreeSet;
 
@@ -19,9 +19,9 @@ use crate::core::{
 pub(in crate::core) enum Write {
     /// The write was sent to the executor, and the API server has not answered yet.
     InFlight,
-    /// The write failed, but the API server may have executed the write, because only the answer may have been lost.
+    /// The write failed. The API server may have executed the write nevertheless, if only the answer was lost.
     Unconfirmed(PodWrite),
-    /// The API server has no such Pod: no write until the watch reports the Pod again.
+    /// The API server does not have the Pod: the agent writes nothing to it until the watch reports the Pod again.
     Gone,
 }
 
@@ -36,20 +36,20 @@ impl PodWrite {
     }
 }
 
-/// The next step for a Pod's annotation and gate.
+/// What a Pod's annotation and readiness gate need next.
 enum Publication {
-    /// No write is needed now: annotation and gate are correct, or the Pod is deleted, terminating, or has a write in
+    /// No write is needed now: annotation and gate are correct, or the Pod is deleted or terminating, or a write is in
     /// flight.
     Settled,
-    /// No write yet: a precondition is missing.
+    /// A write is needed, but a precondition is not met yet.
     Waiting,
-    /// The write that is due.
+    /// The Pod needs this write now.
     Needs(PodUid, PodWrite),
 }
 
 impl PlannerState {
-    /// The writes that are due. Pods in `blocked` have kernel operations in this pass; each of these Pods is written
-    /// once, after these operations.
+    /// Returns the writes that are due. The Pods in `blocked` have kernel operations in this pass, so their annotations
+    /// are written in a later pass.
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
@@ -71,8 +71,8 @@ impl PlannerState {
         ops
     }
 
-    /// Records the time at which a Pod began to need a write. Removes the record if the Pod needs no write and no write
-    /// is outstanding.
+    /// Records the time at which a Pod began to need a write. Removes the recorded time if the Pod needs no write and
+    /// none is outstanding.
     fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
         if needs_write {
@@ -82,13 +82,13 @@ impl PlannerState {
         }
     }
 
-    /// Whether a watch event shows nothing new to the agent, and no write needs the event as its confirmation. Such
-    /// events occur because the watch also reports each write of the agent.
+    /// Whether a watch event is only an echo of the agent's own write: the event shows nothing new to the agent, and no
+    /// write waits for the event as its confirmation.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
 
-    /// Removes the state of a write whose result a watch event shows.
+    /// Removes the record of an outstanding write to the Pod if a watch event has shown the result of the write.
     pub(in crate::core) fn recheck_write(&mut self, key: &PodKey) {
         let Some(pod) = self.snapshot.pod(key) else { return };
         let is_certain = match self.writes.get(&pod.uid) {
@@ -102,7 +102,7 @@ impl PlannerState {
     }
 
     /// Whether the agent will write the Pod's annotation without a further change of the cluster: the write, or an
-    /// operation that precedes it, is outstanding. A Pod that waits for a free node port does not count.
+    /// operation that precedes it, is outstanding. The answer is no for a Pod that waits for a free node port.
     pub fn awaits_publication(&self, key: &PodKey) -> bool {
         let Some(pod) = self.snapshot.pod(key) else { return false };
         let is_examined = !self.dirty.contains(key) && !self.unpublished.contains(key);
@@ -115,8 +115,8 @@ impl PlannerState {
         !is_examined || is_written || lacks_mapping
     }
 
-    /// Whether load balancers may see the frontend in the Pod's annotation: the annotation names the frontend, or a
-    /// write may add it.
+    /// Whether load balancers may read the frontend in the Pod's annotation: the annotation names the frontend, or a
+    /// write in flight may add it.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
@@ -130,7 +130,7 @@ impl PlannerState {
     fn publication(&self, key: &PodKey, blocked: &BTreeSet<PodUid>, now: Moment) -> Publication {
         let Some(pod) = self.snapshot.pod(key) else { return Publication::Settled };
         let is_unconfirmed = match self.writes.get(&pod.uid) {
-            // The Pod is examined again when the write is answered.
+            // The Pod is examined again when the API server answers the write.
             Some(Write::InFlight | Write::Gone) => return Publication::Settled,
             Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
             Some(Write::Unconfirmed(PodWrite::OpenGate(_))) | None => false,
@@ -149,8 +149,8 @@ impl PlannerState {
         if !pod.is_terminating {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
-        // AKO never removes a Pod from its pools if the annotation is removed while the Pod is being deleted. So a
-        // correct annotation stays until the deletion, and an incorrect annotation becomes `[]`.
+        // AKO never removes a Pod from its pools if the annotation is removed while the Pod is being deleted. So during
+        // the deletion of a Pod, a correct annotation stays, and an incorrect annotation becomes `[]`.
         let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
         if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;
@@ -166,8 +166,8 @@ impl PlannerState {
         }
     }
 
-    /// The gate opens after the annotation with all node ports is written, so that no load balancer finds a ready Pod
-    /// without the annotation. The gate of a Pod that is being deleted stays closed.
+    /// The gate opens after the API server has the annotation with all node ports, so that no load balancer finds a
+    /// ready Pod without the annotation. The gate of a Pod that is being deleted stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted);
@@ -195,7 +195,8 @@ impl PlannerState {
         annotation::named_by(pod).iter().all(is_its)
     }
 
-    /// The correct entries: each has a mapping that currently leads to the Pod port.
+    /// Returns the correct annotation entries of a Pod: each entry has a mapping that currently leads to the Pod port,
+    /// or is a host port.
     pub(in crate::core) fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {
@@ -210,8 +211,8 @@ impl PlannerState {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// The node port whose mapping leads to the Pod's port. While the Pod port moves to a new node port, the result is
-    /// the old node port until the new mapping works.
+    /// Returns the node port whose mapping leads to the Pod port. While the Pod port moves to a new node port, the
+    /// result is the old node port until the new mapping works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
         working.retain(|frontend| self.works(*frontend));

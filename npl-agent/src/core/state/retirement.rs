@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The retirement of this Node, before an uninstallation.
+//! The retirement of this Node before NPL is uninstalled: the annotations are removed, and the mappings drain and are
+//! removed.
 
 use std::collections::BTreeMap;
 
 use super::PlannerState;
 use crate::core::model::Pod;
 
-/// A step of the retirement, in the order in which the steps are completed.
+/// A step of the retirement. The variants are in the order in which the steps are completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetirementStep {
     /// The agent reads the lists of Pods and Services, and the kernel's maps.
     Prerequisites,
-    /// The API server removes the annotations.
+    /// The agent withdraws the annotations, until the API server has removed all of them.
     Annotations,
-    /// The mappings drain and are removed.
+    /// The mappings drain, and the agent removes them.
     Mappings,
 }
 
@@ -23,13 +24,13 @@ impl PlannerState {
         self.settings.is_retiring
     }
 
-    /// Whether this Node is retired: no port is published or mapped, and none will be.
+    /// Whether this Node is retired: no node port is published or mapped, and none will be published or mapped.
     pub fn is_retired(&self) -> bool {
         self.is_retiring() && self.left_to_retire().is_empty()
     }
 
-    /// The steps that are left before this Node is retired, each as a phrase for operators. The map is empty if the
-    /// Node is not being retired.
+    /// The steps that are not completed yet, each with a phrase for operators. The map is empty if the Node is not
+    /// being retired.
     pub fn left_to_retire(&self) -> BTreeMap<RetirementStep, String> {
         let mut left = BTreeMap::new();
         if !self.is_retiring() {
@@ -40,7 +41,7 @@ impl PlannerState {
             let text = if missing.is_empty() { "the first pass".to_owned() } else { missing.join(" and ") };
             left.insert(RetirementStep::Prerequisites, text);
         }
-        // A terminating Pod's annotation is deleted with the Pod.
+        // The annotation of a terminating Pod need not be removed: it disappears with the Pod.
         let is_published = |pod: &&Pod| pod.annotation.is_some() && !pod.is_terminating;
         let mut published = self.snapshot.pods().filter(is_published);
         if let Some(first) = published.next() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the exact text of written annotations, and the reading of every known format and of malformed text.
+//! Tests the exact text of the annotations that the agent writes. Tests that annotations of every known format, and
+//! malformed annotations, are read correctly.
 
 use std::collections::BTreeSet;
 
@@ -149,7 +150,8 @@ fn a_value_that_is_no_list_has_no_entries() {
 fn an_entry_with_an_additional_field_is_not_right() {
     let one = [entry(80, "192.0.2.1", 61000, Protocol::Tcp)];
     let right = encode(&one, AnnotationFormat::V2_0);
-    // Readers in Go ignore the case of a field name, and use the last field of that name: here, the wrong `NODEPORT`.
+    // A reader in Go ignores the case of field names, and uses the last of several fields with the same name: here, the
+    // wrong `NODEPORT`.
     let shadowed = right.replace("}]", r#","NODEPORT":1}]"#);
     assert!(!is_right(&shadowed, &one, AnnotationFormat::V2_0));
     assert!(!is_right(&right, &one, AnnotationFormat::V1_7));

@@ -19,7 +19,7 @@ use crate::core::{
     publish::annotation,
 };
 
-/// The outcome of an op.
+/// The outcome of an op in the test environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
@@ -29,7 +29,7 @@ pub(super) enum Fate {
     Lost,
 }
 
-/// The Pod address of a mapping that other software has forged. No Pod has this address.
+/// The address in a mapping that software other than the agent has forged. No Pod has this address.
 fn forged_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::from([10, 0, 0, 99]),
@@ -45,16 +45,17 @@ pub(super) struct Chaos {
     answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
     /// Changes that the watch of Pods has not delivered yet.
     lag: VecDeque<Change>,
-    /// Pods that were unreachable, or whose mapping or annotation other software changed, since the state last
-    /// converged.
+    /// Pods that have been unreachable since the state last converged, or whose mapping or annotation software other
+    /// than the agent has changed since then.
     excused: BTreeSet<PodUid>,
-    /// The published node ports when the state last converged.
+    /// The node ports that were published when the state last converged.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
-    /// The numbers that a Service has had as `nodePort` or `healthCheckNodePort` since the state last converged. A
-    /// mapping may leave such a number at any later time, for example when another number becomes free.
+    /// The numbers that have been a `nodePort` or `healthCheckNodePort` of a Service since the state last converged. A
+    /// mapping may leave one of these numbers at any later time, for example when another number becomes free.
     service_ports: BTreeSet<NodePort>,
-    /// Whether the current agent has run a pass. Before its first pass, the agent knows only the state that it adopted.
+    /// Whether the running agent has run a pass. Before the first pass, the agent knows only the state that it has
+    /// adopted.
     has_looked: bool,
 }
 
@@ -74,7 +75,7 @@ impl Chaos {
         }
     }
 
-    /// Changes a Pod in the API server; the watch delivers the change later.
+    /// Changes a Pod in the API server. The watch delivers the change when [`Self::deliver`] is called.
     pub(super) fn put_pod(&mut self, mut pod: Pod) {
         if let Some(former) = self.world.pods.get(&pod.key)
             && former.uid != pod.uid
@@ -87,7 +88,8 @@ impl Chaos {
         self.excuse_unreachable();
     }
 
-    /// Creates or changes a Service. A mapping may lose its node port if the Service uses the number as a `nodePort`.
+    /// Creates or changes a Service. If the Service uses the number of a mapping's node port as a `nodePort`, the
+    /// mapping may move to another node port.
     pub(super) fn put_service(&mut self, service: Service) {
         self.service_ports.extend(&service.node_ports);
         self.world.put_service(service);
@@ -107,7 +109,8 @@ impl Chaos {
         }
     }
 
-    /// Other software changes the kernel's map: it removes a mapping, or changes the mapping to an unused Pod address.
+    /// Changes the kernel's map as software other than the agent may do: removes a mapping, or lets the mapping lead to
+    /// an address that no Pod has.
     pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
         if is_forged {
             let pod_ip = forged_ip(frontend.family);
@@ -119,12 +122,13 @@ impl Chaos {
             self.world.real.mappings.remove(&frontend);
         }
         self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
-        // The mapping and the annotation disagree, and a new agent cannot know which of them is forged.
+        // If the mapping and the annotation differ, an agent that starts cannot know which of them is forged.
         self.may_move |= !self.has_looked;
         self.world.state.observe(self.world.real.clone());
     }
 
-    /// Other software adds or removes an allowed range, and toggles whether the mapping is restricted.
+    /// As software other than the agent may do, adds or removes an allowed range, and toggles whether the mapping is
+    /// restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();
@@ -140,7 +144,7 @@ impl Chaos {
         self.world.state.observe(self.world.real.clone());
     }
 
-    /// Another process binds a port that is free at this moment.
+    /// Binds the port for a process other than the agent, if the port is free at this moment.
     pub(super) fn steal(&mut self, frontend: Frontend) {
         if !self.world.real.reservations.contains(&frontend) {
             self.world.stolen.insert(frontend);
@@ -148,10 +152,10 @@ impl Chaos {
         }
     }
 
-    /// Kills the agent and starts another agent. Another process may bind a port in between.
+    /// Kills the agent and starts an agent again. In between, another process binds the port `stolen`, if given.
     pub(super) fn restart(&mut self, stolen: Option<Frontend>) {
         while let Some(op) = self.in_flight.pop_front() {
-            // Patches in flight may still reach the API server.
+            // The patches that the killed agent has sent may still reach the API server.
             if self.world.patch(&op) == Ok(()) {
                 self.world.assert_published_works_but(&self.excused);
             }
@@ -160,8 +164,8 @@ impl Chaos {
         self.lag.clear();
         self.world.stolen.extend(stolen);
         let is_forged = |(frontend, backend): (&Frontend, &Backend)| backend.pod_ip == forged_ip(frontend.family);
-        // The next agent adopts forged mappings that its predecessor has not corrected, so a Pod may move to another
-        // node port.
+        // The agent that starts adopts forged mappings that the killed agent has not corrected, so a Pod may move to
+        // another node port.
         self.may_move |= stolen.is_some() || self.world.real.mappings.iter().any(is_forged);
         self.forget_unlisted_objects();
         if stolen.is_some() {
@@ -173,8 +177,9 @@ impl Chaos {
         self.has_looked = false;
     }
 
-    /// Drops the former node ports that the next agent cannot know: it reads the node port of each Pod port from the
-    /// kernel and from annotations. Without a mapping in the kernel, a `hostPort` takes precedence over an annotation.
+    /// Drops the former node ports that the agent after a restart cannot know: it reads the node port of each Pod port
+    /// from the kernel and from annotations. If the kernel has no mapping, a `hostPort` takes precedence over an
+    /// annotation.
     fn forget_unlisted_objects(&mut self) {
         let world = &self.world;
         self.former.retain(|(uid, port), frontend| {
@@ -189,7 +194,7 @@ impl Chaos {
         });
     }
 
-    /// Delivers up to `count` changes of the watch.
+    /// Delivers up to `count` changes from the watch of Pods to the agent.
     pub(super) fn deliver(&mut self, count: usize) {
         for _ in 0..count {
             let Some(change) = self.lag.pop_front() else { break };
@@ -216,13 +221,13 @@ impl Chaos {
         is_idle
     }
 
-    /// Makes the API server process the oldest `count` of the patches in flight.
+    /// Makes the API server process up to `count` of the patches in flight, the oldest first.
     pub(super) fn serve(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
         for _ in 0..count {
             let Some(op) = self.in_flight.pop_front() else { break };
             let fate = fates.next().unwrap_or(Fate::Done);
             let result = if fate == Fate::Refused { Err(self.world.later()) } else { self.world.patch(&op) };
-            // The annotation may name a Pod address that was removed while the patch was in flight.
+            // The annotation may name a mapping of a Pod that lost its address while the patch was in flight.
             self.excuse_unreachable();
             self.world.assert_published_works_but(&self.excused);
             let Op::WritePod { pod, .. } = &op else { unreachable!("only patches are in flight") };
@@ -235,7 +240,7 @@ impl Chaos {
         }
     }
 
-    /// Delivers the oldest `count` answers to the agent.
+    /// Delivers up to `count` answers of the API server to the agent, the oldest first.
     pub(super) fn answer(&mut self, count: usize) {
         for _ in 0..count {
             let Some((op, answer)) = self.answers.pop_front() else { break };
@@ -251,7 +256,7 @@ impl Chaos {
         }
     }
 
-    /// Delivers all changes and answers without further failures, and asserts that the state converges.
+    /// Delivers all changes and answers, lets no further op fail, and asserts that the state converges.
     pub(super) fn settle(&mut self) {
         for _ in 0..200 {
             self.deliver(usize::MAX);
@@ -261,7 +266,8 @@ impl Chaos {
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
                 let room = self.world.room;
                 match self.world.state.retries.values().min().copied() {
-                    // The test enlarges a full map, because ops that wait for space may otherwise wait forever.
+                    // A full map of allowed sources is enlarged, because ops that wait for space in it may otherwise
+                    // wait forever.
                     Some(_) if room < usize::MAX => self.world.room = usize::MAX,
                     Some(at) => self.world.now = at,
                     None => return self.assert_in_order(),
@@ -293,7 +299,7 @@ impl Chaos {
             }
             (Ok(()), Fate::Lost) => {
                 self.world.state.record_failed(op, failure, self.world.now);
-                // The adapter reads the kernel's state again after a failure, so the test does too.
+                // The agent's adapter reads the kernel's state again after a failure, so the test does, too.
                 self.world.state.observe(self.world.real.clone());
             }
             (Ok(()), _) => self.world.state.record_done(op, self.world.now),
@@ -311,12 +317,13 @@ impl Chaos {
         );
     }
 
-    /// Excludes Pods that are unreachable, according to the API server's or the agent's copy, from the assertions: such
-    /// a Pod may have no mapping.
+    /// Excludes Pods from the assertions that are unreachable according to the API server's or the agent's copy of the
+    /// Pod: an unreachable Pod may have no mapping.
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();
-        // The mapping is removed with the address, while a patch in flight may still name the mapping.
+        // The agent removes the mapping of a Pod that has lost its address, while a patch in flight may still name the
+        // mapping.
         let has_what_is_on_its_way = |pod: &Pod| {
             let entries = |op: &Op| {
                 let Op::WritePod { uid, value: PodWrite::Set(value), .. } = op else { return None };
@@ -356,12 +363,13 @@ impl Chaos {
         }
         self.former = published;
         self.service_ports = self.world.services.values().flat_map(|service| &service.node_ports).copied().collect();
-        // If a Service adds a protocol, that protocol may need another number than the other protocols have.
+        // If a Service adds a protocol, all protocols of the Pod port may have to move to a number that is free for the
+        // added protocol, too.
         self.may_move = self.world.settings.protocol_pairing == ProtocolPairing::Merged;
     }
 
-    /// A client may use a Pod's port if at least one of the Services that request the port allows the client or has no
-    /// list.
+    /// Asserts that exactly those clients may use a Pod's port that one of the Services that request the port allows. A
+    /// Service without a list of allowed sources allows every client.
     fn assert_services_decide_which_clients_are_allowed(&self) {
         let clients =
             ["198.51.100.7", "198.51.100.8", "198.51.7.7", "203.0.113.1", "192.0.2.1", "2001:db8::1", "fd00::1"];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the comparison of annotations with Services and Nodes.
+//! Tests the comparison of annotations with Services and Nodes for `kubectl npl check`.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that a node port number belongs to one Pod. AKO and F5 CIS ignore the protocol of an entry, so their TCP pools
-//! contain the number of a Pod's UDP entry too. Load balancers also keep sending to a withdrawn entry for some time.
+//! Tests that a node port number belongs to only one Pod. AKO and F5 CIS ignore the protocol of an annotation entry, so
+//! their TCP pools also contain the node ports of UDP entries. And load balancers keep sending to a withdrawn node port
+//! for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
@@ -15,8 +16,8 @@ use super::{
 };
 use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol, settings::ProtocolPairing};
 
-/// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`: users choose
-/// its number, so the agent cannot keep another Pod from having had the number recently.
+/// Events of a cluster in which only the agent writes annotations and mappings. No Pod has a `hostPort`: a user may
+/// choose a `hostPort` that another Pod had as its node port recently, and the agent cannot prevent this.
 fn event() -> impl Strategy<Value = Event> {
     let cluster_event = cluster_event().prop_map(|mut event| {
         if let Event::Pod(pod) = &mut event {
@@ -44,7 +45,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The property below also holds if all protocols of a Pod port share one node port number.
+    /// A number that a Pod's annotation names, or named recently, leads to no other Pod, also if all protocols of a Pod
+    /// port share one number.
     #[test]
     fn a_merged_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start_with(ProtocolPairing::Merged);
@@ -55,8 +57,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// If a published or recently withdrawn entry of a Pod names a number, this number leads to no other Pod, by any
-    /// protocol. This is true even if the agent restarts in between.
+    /// If a published or recently withdrawn annotation entry of a Pod names a number, this number leads to no other
+    /// Pod, by any protocol, even if the agent restarts in between.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();
@@ -68,7 +70,8 @@ proptest! {
     }
 }
 
-/// The Pod moves only when a Service selects it again, which is long after the event that permits the move.
+/// The Pod moves to another number only when a Service selects the Pod again, long after the event that permits the
+/// move.
 #[test]
 fn a_draining_pod_leaves_the_number_of_a_service_when_it_is_selected_again() {
     let mut chaos = start();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after any sequence of events, in any order.
+//! Tests properties of the planner that hold after any sequence of events.
 
 use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 
@@ -33,7 +33,7 @@ pub(super) enum Event {
     Node(Node),
     Meddle(Frontend, bool),
     MeddleWithSources(Frontend, SourceRange),
-    /// Sets how many allowed sources fit into the kernel's map.
+    /// From this event on, the kernel's map has room for this number of allowed sources.
     Room(usize),
     Steal(Frontend),
     Return(Frontend),
@@ -79,7 +79,7 @@ fn families() -> impl Strategy<Value = Vec<Family>> {
     select(vec![vec![Family::V4], vec![Family::V4, Family::V6], vec![Family::V6]])
 }
 
-/// Source ranges of both families. Some ranges contain other ranges.
+/// Source ranges of both families. Some of these ranges contain others of them.
 const RANGES: [&str; 6] =
     ["198.51.100.0/24", "198.51.100.7", "198.51.0.0/16", "203.0.113.0/24", "2001:db8::/32", "::/0"];
 
@@ -227,7 +227,8 @@ pub(super) fn start_with(protocol_pairing: ProtocolPairing) -> Chaos {
 pub(super) fn happen(chaos: &mut Chaos, event: Event) {
     match event {
         Event::Pod(mut pod) => {
-            // The generated uid decides whether this is the earlier Pod; a uid is never reused.
+            // A generated uid that ends in `-0` means a new Pod, which gets an unused uid; otherwise the event changes
+            // the known Pod.
             let is_new = pod.uid.0.ends_with("-0");
             match chaos.world.pods.get(&pod.key).filter(|_| !is_new) {
                 Some(former) => {
@@ -267,8 +268,8 @@ pub(super) fn happen(chaos: &mut Chaos, event: Event) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// After every single op, whatever op failed before, every published mapping works. Once operations no longer fail,
-    /// the state converges: no operation is left.
+    /// After every single op, whatever op failed before, every published mapping works. When ops no longer fail, the
+    /// state converges: no op is left.
     #[test]
     fn every_published_mapping_works(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -278,7 +279,7 @@ proptest! {
         chaos.settle();
     }
 
-    /// If nothing changes while no agent runs, a restarted agent only binds its sockets.
+    /// If nothing has changed while no agent ran, a restarted agent does nothing but bind its sockets.
     #[test]
     fn a_restart_without_other_changes_only_binds_sockets(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -292,10 +293,11 @@ proptest! {
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
-        // A node port that is reserved for a Pod without an address is in no annotation, so the next agent may allocate
-        // the node port to another Pod.
+        // A node port that is reserved for a Pod without an address is in no annotation, so the restarted agent may
+        // allocate the node port to another Pod.
         prop_assume!(!is_exhausted || !is_held_for_later);
-        // Without a mapping, the next agent cannot know which of two Pods with one address was served.
+        // If neither of two Pods with the same address has a mapping, the restarted agent cannot know which of them was
+        // served.
         let is_without_trace = |problem: &Problem| {
             let Cause::AddressConflict { ip, .. } = problem.cause else { return false };
             before.values().all(|backend| backend.pod_ip != ip)
@@ -303,7 +305,7 @@ proptest! {
         prop_assume!(!problems.iter().any(is_without_trace));
         chaos.world.start();
         for op in chaos.world.settle() {
-            // A terminating Pod keeps its annotation only while a running agent reserves the node port.
+            // A terminating Pod keeps its annotation only while the agent that reserved the node port runs.
             let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
             let is_expected = match &op {
                 Op::Reserve(_, RecentTraffic::Tolerated) => true,
@@ -355,7 +357,8 @@ proptest! {
 }
 
 proptest! {
-    /// The gate stays closed because a restarted agent would otherwise open a gate that its predecessor left closed.
+    /// The gate stays closed during the deletion: a restarted agent must not open a gate that the agent before the
+    /// restart has left closed.
     #[test]
     fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
         let mut chaos = start();

@@ -249,7 +249,8 @@ fn a_restored_store_replaces_all_known_pods() {
     assert!(!world.state.mappings().any(|mapping| mapping.pod == Some(&key("a/q")) && mapping.backend.is_some()));
 }
 
-/// A claim from before the restore has a higher resource version than every later claim, but must not count as newer.
+/// An address claim from before the restore has a higher resource version than every claim after the restore, but must
+/// not count as newer.
 #[test]
 fn after_a_restore_the_newest_claim_holds_an_address() {
     let mut world = with_service("61000-61003");

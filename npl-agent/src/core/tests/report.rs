@@ -19,7 +19,7 @@ fn unsupported(service: &str) -> Problem {
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
-/// Sends the Events that are due until this time, and returns them in order.
+/// Takes the Events that are due until the time `until`, and returns them in the order in which they are due.
 fn reported(reports: &mut Reports, until: u64) -> Vec<String> {
     let mut reported = Vec::new();
     while let Some(due) = reports.next_due().filter(|due| due.0 <= until) {

@@ -17,10 +17,11 @@ use crate::core::{
     op::{GateReason, Op, PodWrite},
 };
 
-/// Runs a scenario, inserts the resulting ops into the text, and compares the text with the expected text.
+/// Runs a scenario, inserts the ops that result from each line into the scenario's text, and compares the text with the
+/// expected text.
 ///
-/// Lines before `start` prepare the initial state. After a line that ends in `&`, the next line is applied before any
-/// pass.
+/// Lines before `start` prepare the initial state. If a line ends in `&`, the agent runs no pass before the line that
+/// follows.
 #[track_caller]
 pub(super) fn check(story: &str, expect: &expect_test::Expect) {
     expect.assert_eq(&play(story));
@@ -173,8 +174,8 @@ pub(super) fn service(words: &[&str]) -> Service {
     service
 }
 
-/// Returns a world with this port range, a Node, and a Service that requests TCP port 8080 of Pods with the label
-/// `app=x`. The agent has not started.
+/// Returns a model cluster with this port range, a Node, and a Service that requests TCP port 8080 of Pods with the
+/// label `app=x`. The agent has not started.
 pub(super) fn with_service(port_range: &str) -> World {
     let mut world = World::new(settings(port_range));
     world.put_node(node(&["192.0.2.1"]));
@@ -182,7 +183,7 @@ pub(super) fn with_service(port_range: &str) -> World {
     world
 }
 
-/// A Pod as the kubelet reports it, with the uid and annotation of the Pod's former version.
+/// Returns a Pod as the kubelet reports it, with the uid and annotation of `former`.
 pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
     let key = key(words[0]);
     let mut pod = Pod {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests valid and invalid lists of allowed sources.
+//! Tests the parser with valid and invalid lists of allowed sources.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use proptest::{prelude::*, sample::select};
 use super::{AllowList, MAX_RANGES, SourceRange, Sources, Unreadable};
 use crate::core::model::Family;
 
-/// The ranges of a valid list, in canonical form.
+/// Parses a valid list, and returns the ranges in canonical form.
 fn ranges(text: &str) -> String {
     shown(&AllowList::read(text).sources)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the counts of mappings and node ports in metrics, and which publications are outstanding.
+//! Tests the numbers of mappings and node ports for metrics, and for which Pods a publication is outstanding.
 
 use super::{
     script::{key, node, pod, service, with_service},

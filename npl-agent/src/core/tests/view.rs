@@ -58,7 +58,7 @@ fn a_node_port_is_reserved_live_published_draining_and_quarantined_in_this_order
     assert_eq!((view.state, view.ends_in_millis), (PortState::Quarantined, Some(60_000)));
 }
 
-/// The steps that are left before the Node is retired.
+/// Returns the steps of the retirement that are not completed yet.
 fn steps(world: &World) -> Vec<RetirementStep> {
     world.state.left_to_retire().into_keys().collect()
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the chains of Pods and Services: for each kind of fault, the expected link is the first broken link.
+//! Tests the chains of conditions for Pods and Services: for each kind of fault, the first broken link must be the
+//! expected one.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -22,7 +23,7 @@ fn why(world: &World, question: &str) -> Explanation {
     explain(&world.state, &view(), &question.parse().unwrap())
 }
 
-/// The first broken link of the only chain, with its finding.
+/// Returns the first broken link of the only chain, with the link's finding.
 #[track_caller]
 fn broken(world: &World, question: &str) -> (Link, String) {
     let Explanation { chains, .. } = why(world, question);
@@ -204,8 +205,8 @@ fn a_host_port_needs_no_kernel_entry() {
     assert_eq!(chains[0].first_broken(), None);
 }
 
-/// Appends the links about this traffic to a chain. Returns whether the packets' link holds, and the findings of both
-/// links.
+/// Appends the two links about this traffic to a chain. Returns whether [`Link::LastPacket`] holds, and the findings of
+/// both links.
 fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, String) {
     let mut chain: Chain = why(&served(), "pod/a/p").chains.remove(0);
     let stats = MappingStats { request_packets, reply_packets, ..MappingStats::ZERO };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An in-memory model of kernel, sockets and API server, on which the core's ops run. The model rejects ops in a wrong
-//! order.
+//! An in-memory model of kernel, sockets and API server, on which the core's ops run. The model rejects an op whose
+//! precondition is not met.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::core::{
     state::PlannerState,
 };
 
-/// Settings whose only relevant value is the port range.
+/// Returns settings with this port range, and with default values for the rest.
 pub(super) fn settings(port_range: &str) -> Settings {
     Settings {
         port_range: port_range.parse().unwrap(),
@@ -40,15 +40,16 @@ pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) state: PlannerState,
     pub(super) now: Moment,
-    /// The actual state of the kernel and the sockets, which may differ from the agent's observation.
+    /// The actual state of the kernel and the sockets, which may differ from the state that the agent has observed.
     pub(super) real: Observed,
-    /// How many allowed sources fit into the kernel's map.
+    /// The number of allowed sources for which the kernel's map has room.
     pub(super) room: usize,
-    /// Ports that other processes have bound.
+    /// Node ports that processes other than the agent have bound.
     pub(super) stolen: BTreeSet<Frontend>,
-    /// Ports without a mapping that receive packets.
+    /// Node ports that receive packets although they have no mapping.
     pub(super) recent_traffic: BTreeSet<Frontend>,
-    /// The kernel's map of unmapped traffic: when a port last lost a mapping or received a packet without a mapping.
+    /// The kernel's map of unmapped traffic: for each port, when its mapping was removed, or when it last received a
+    /// packet without a mapping.
     pub(super) last_unmapped: BTreeMap<NodePort, Moment>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
@@ -59,7 +60,7 @@ pub(super) struct World {
     /// For each node port that a Pod's annotation no longer names, the time at which the annotation last named the node
     /// port.
     withdrawn: BTreeMap<(NodePort, PodUid), Moment>,
-    /// Whether no other software writes annotations and mappings.
+    /// Whether only the agent writes annotations and mappings.
     pub(super) is_undisturbed: bool,
 }
 
@@ -85,13 +86,13 @@ impl World {
         }
     }
 
-    /// Starts a new agent process: all sockets are closed, and kernel and cluster are unchanged.
+    /// Starts a new agent process: all sockets of the former process are closed, and kernel and cluster are unchanged.
     pub(super) fn start(&mut self) {
         self.start_without_lists();
         self.list();
     }
 
-    /// Starts a new agent process as [`Self::start`] does, but the API server has not answered yet.
+    /// Starts a new agent process as [`Self::start`] does, but without the lists of the API server.
     pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
         self.last_unmapped.extend(self.recent_traffic.iter().map(|recent| (recent.node_port, self.now)));
@@ -102,7 +103,7 @@ impl World {
         self.state.resume_quarantine(ages, self.now);
     }
 
-    /// Delivers the API server's lists.
+    /// Delivers the API server's lists of Pods, Services and the Node to the agent.
     pub(super) fn list(&mut self) {
         self.state.apply(Change::Pods(self.pods.values().cloned().collect()));
         self.state.apply(Change::Services(self.services.values().cloned().collect()));
@@ -136,9 +137,9 @@ impl World {
         }
     }
 
-    /// Limits the times of withdrawal to times that a new agent can know. A new agent reads from the kernel when a
-    /// mapping was removed. If the mapping was removed before its annotation, because the Pod had finished or lost its
-    /// address, the new agent does not learn when the annotation was withdrawn.
+    /// Replaces the times of withdrawal by times that a new agent can know. A new agent reads from the kernel when a
+    /// mapping was removed. If the mapping was removed before the annotation, because the Pod had finished or lost its
+    /// address, the new agent does not know when the annotation was withdrawn.
     fn forget_late_withdrawals(&mut self) {
         for ((number, _), at) in &mut self.withdrawn {
             let is_mapped = self.real.mappings.keys().any(|frontend| frontend.node_port == *number);
@@ -148,8 +149,8 @@ impl World {
         }
     }
 
-    /// Asserts that no consumer can mistake the mapping for a mapping of another Pod. Consumers ignore the protocol of
-    /// an entry, and send to a withdrawn entry for some time.
+    /// Asserts that no load balancer can mistake the mapping for a mapping of another Pod. Load balancers may ignore
+    /// the protocol of an annotation entry, and keep sending to a withdrawn node port for some time.
     fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
@@ -207,7 +208,7 @@ impl World {
         panic!("the state does not converge; the last ops were {:?}", done.split_off(done.len() - 20));
     }
 
-    /// Advances the time, and runs a pass at every deadline of the state.
+    /// Advances the time by `millis`, and runs passes at every deadline in between.
     pub(super) fn wait(&mut self, millis: u64) -> Vec<Op> {
         let end = self.now.plus(millis);
         let mut done = self.settle();
@@ -239,8 +240,8 @@ impl World {
             | Op::Release(_) => {
                 let result = self.kernel(op);
                 if matches!(result, Err(Failure::NoRoom { .. })) {
-                    // The adapter reads the kernel's state again after an op that failed partially, so the test does
-                    // too.
+                    // The agent's adapter reads the kernel's state again after an op that took effect only in part, so
+                    // the test does, too.
                     self.state.observe(self.real.clone());
                 }
                 result
@@ -332,12 +333,13 @@ impl World {
         Ok(())
     }
 
-    /// The sources that the agent wants to allow for a frontend. The set is empty if the frontend is not restricted.
+    /// Returns the sources that the agent wants to allow for a frontend; no source if the frontend is not restricted.
     fn wanted_sources(&self, frontend: Frontend) -> BTreeSet<SourceRange> {
         self.state.ports.get(frontend).into_iter().flat_map(|claim| claim.sources.ranges()).collect()
     }
 
-    /// Asserts that the kernel allows all wanted sources, unless the map was full, and no other source.
+    /// Asserts that the kernel allows no source that the agent does not want to allow and, unless the map was full, all
+    /// sources that the agent wants to allow.
     fn assert_allows_exactly_its_sources(&self, frontend: Frontend) {
         let there = self.real.sources.get(&frontend).cloned().unwrap_or_default();
         let wanted = self.wanted_sources(frontend);
@@ -350,7 +352,7 @@ impl World {
     pub(super) fn lets_in(&self, frontend: Frontend, client: IpAddr) -> bool {
         let Some(backend) = self.real.mappings.get(&frontend) else { return false };
         let ranges = self.real.sources.get(&frontend).into_iter().flatten();
-        // Compares the bits of the prefix, as the kernel's LPM trie does.
+        // The comparison covers the bits of the prefix, as in the kernel's LPM trie.
         !backend.is_restricted
             || ranges.into_iter().any(|range| SourceRange::new(client, range.length()) == Some(*range))
     }
@@ -374,7 +376,7 @@ impl World {
         Ok(())
     }
 
-    /// The entries of a Pod's annotation.
+    /// Returns the entries of a Pod's annotation in the API server.
     pub(super) fn published(&self, key: &PodKey) -> BTreeSet<SeenEntry> {
         self.pods.get(key).map(annotation::named_by).unwrap_or_default()
     }
@@ -393,7 +395,7 @@ impl World {
         self.assert_published_works_but(&BTreeSet::new());
     }
 
-    /// As [`Self::assert_published_works`], except for the `excused` Pods.
+    /// Asserts the same as [`Self::assert_published_works`], but not for the `excused` Pods.
     pub(super) fn assert_published_works_but(&self, excused: &BTreeSet<PodUid>) {
         for pod in self.pods.values().filter(|pod| !pod.host_network && self.is_reachable(pod)) {
             if excused.contains(&pod.uid) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides from facts of the agent and of the kernel whether the Node serves its node ports.
+//! Decides whether the Node serves its node ports, from the state that the agent reports and from the kernel's state.
 
 use std::fmt;
 
@@ -12,25 +12,25 @@ use super::{
     view::{AgentView, WatchView},
 };
 
-/// If a watch has failed for a shorter time than this, the failure is only a notice, because the connection may just be
-/// interrupted.
+/// If a watch has been failing for a shorter time than this, in milliseconds, the finding is only a notice, because the
+/// connection may just be interrupted.
 const INTERRUPTION_MILLIS: u64 = 30_000;
-/// A watch that receives no data for this time counts as a fault. A working watch is renewed every four minutes, and
-/// the API server sends bookmarks in between.
+/// A watch that receives no data for this time, in milliseconds, counts as a fault. A working watch is renewed every
+/// four minutes, and the API server sends bookmarks in between.
 const LONGEST_SILENCE_MILLIS: u64 = 360_000;
-/// A write to a Pod that takes longer than this time counts as a fault. A write usually takes milliseconds, or seconds
-/// while a rollout exhausts the rate limit of writes.
+/// A write to a Pod that takes longer than this time, in milliseconds, counts as a fault. A write usually takes
+/// milliseconds; while a rollout exhausts the rate limit of writes, a write takes seconds.
 const OVERDUE_MILLIS: u64 = 5_000;
 /// A map counts as nearly full from this percentage of its elements on.
 const NEARLY_FULL_PERCENT: usize = 90;
 
-/// The verdict of `status`.
+/// The verdict of the command `status` on a Node.
 ///
 /// The variants are in ascending order of precedence: the verdict on several Nodes is the greatest of their verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthVerdict {
-    /// All node ports are served.
+    /// The Node serves all its node ports.
     Healthy,
     /// The state of the agent or of the kernel is unknown.
     CannotTell,
@@ -39,7 +39,7 @@ pub enum HealthVerdict {
 }
 
 impl HealthVerdict {
-    /// The exit code of `status`.
+    /// The exit code of the command `status` for this verdict.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Healthy => 0,
@@ -48,7 +48,7 @@ impl HealthVerdict {
         }
     }
 
-    /// The verdict that results from these findings.
+    /// Returns the verdict that results from these findings.
     pub fn of(findings: &[HealthFinding]) -> Self {
         let has = |weight| findings.iter().any(|finding| finding.weight == weight);
         if has(Weight::Risk) {
@@ -71,15 +71,15 @@ impl fmt::Display for HealthVerdict {
     }
 }
 
-/// The effect of a finding on the verdict.
+/// How a finding affects the verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Weight {
-    /// Traffic is lost now or will be lost.
+    /// The finding means that traffic is lost now or will be lost.
     Risk,
-    /// A fact that the verdict needs is missing.
+    /// The finding means that a fact is missing on which the verdict depends.
     Unknown,
-    /// The finding informs the operator, and does not affect the verdict.
+    /// The finding only informs the operator: it does not affect the verdict.
     Notice,
 }
 
@@ -89,9 +89,9 @@ pub enum Weight {
 pub struct HealthFinding {
     /// The effect of the finding on the verdict.
     pub weight: Weight,
-    /// The observation and its effect on traffic.
+    /// The text of the finding: an observation and its effect on traffic.
     pub text: String,
-    /// The documentation section about causes and actions: file and anchor.
+    /// The documentation section about causes and remedies: file and anchor.
     pub page: &'static str,
 }
 
@@ -103,32 +103,33 @@ pub struct TableFill {
     pub map: &'static str,
     /// The number of elements in the map.
     pub used: usize,
-    /// The maximum number of elements.
+    /// The maximum number of elements of the map.
     pub capacity: usize,
     /// Whether the kernel evicts the least recently used element when the map is full.
     pub evicts: bool,
 }
 
-/// The facts from which the verdict is computed.
+/// The facts about the Node on which the verdict depends.
 #[derive(Debug, Clone, Copy)]
 pub struct HealthFacts<'a> {
     /// Whether the datapath's maps are pinned.
     pub is_installed: bool,
     /// Whether an agent holds the lock of the Node.
     pub is_agent_running: bool,
-    /// The state that the agent reports, or why the agent did not answer.
+    /// The state that the agent reports, or the reason why the agent did not answer.
     pub agent: Result<&'a AgentView, &'a str>,
     /// The number of uplinks with attached programs, as the kernel lists them.
     pub attached_uplinks: usize,
-    /// Programs of other software that run ahead of NPL's, by device.
+    /// By device: the programs of other software that run ahead of NPL's programs.
     pub programs_ahead: &'a ProgramsAhead,
     /// The number of elements and the size of each map.
     pub tables: &'a [TableFill],
-    /// The number of packets by reason within the sampling interval; empty without an interval.
+    /// The number of packets that the programs counted under each reason within the sampling interval; empty if no
+    /// interval was requested.
     pub recent_reasons: &'a [(Reason, u64)],
 }
 
-/// All findings, sorted by their effect on the verdict, the worst first.
+/// Returns all findings, sorted by their effect on the verdict, the worst first.
 pub fn findings(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
     let mut findings = of_presence(facts);
     if let Ok(agent) = facts.agent {

@@ -9,7 +9,7 @@ use crate::core::{
     view::{AgentView, DeviceView, PortUsageView, RefusalView, WatchFailure, WatchView},
 };
 
-/// A part of a finding's text, and the change to a healthy agent's state that causes the finding.
+/// A part of the text of a finding, and the change to a healthy agent's state that causes this finding.
 type Change = (&'static str, fn(&mut AgentView));
 
 fn watch(heard: u64, failing_for: Option<u64>) -> WatchView {
@@ -58,7 +58,7 @@ fn refusal(reason: &str, is_served: bool) -> RefusalView {
     }
 }
 
-/// The only finding after a change to a healthy agent's state.
+/// Returns the only finding after a change to a healthy agent's state.
 fn finding(change: impl FnOnce(&mut AgentView)) -> HealthFinding {
     let mut agent = healthy();
     change(&mut agent);

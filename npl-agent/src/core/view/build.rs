@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the views of node ports, port usage and problems from the core's state.
+//! Builds the views of node ports, port usage and problems from the planner's state.
 
 use std::borrow::Cow;
 
@@ -15,14 +15,14 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// All allocated node ports, followed by all published host ports.
+    /// Returns all allocated node ports, followed by all published host ports.
     pub fn node_port_views(&self, now: Moment) -> Vec<NodePortView> {
         let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));
         let pods = self.snapshot.pods();
         held.chain(pods.flat_map(|pod| self.host_port_views(pod))).collect()
     }
 
-    /// The usage of the port range by each family and protocol.
+    /// Returns the usage of the port range by each IP family and protocol.
     pub fn port_usage_views(&self) -> Vec<PortUsageView> {
         let of_family = |family| {
             self.port_usages(family).map(move |(protocol, PortUsage { active, draining, quarantined, free })| {
@@ -32,7 +32,7 @@ impl PlannerState {
         Family::ALL.into_iter().flat_map(of_family).collect()
     }
 
-    /// All problems, with the reasons and texts of their Events.
+    /// Returns all problems, with the reasons and texts of the Events about them.
     pub fn refusal_views(&self) -> Vec<RefusalView> {
         let view = |problem: Cow<'_, Problem>| {
             let (kind, key) = match &problem.subject {
@@ -51,8 +51,8 @@ impl PlannerState {
         self.problems().map(view).collect()
     }
 
-    /// For each Pod whose annotation or readiness gate needs a write, the time in milliseconds since the write became
-    /// necessary.
+    /// Returns, for each Pod whose annotation or readiness gate needs a write, the time in milliseconds since the write
+    /// became necessary.
     pub fn unpublished_millis(&self, now: Moment) -> Vec<u64> {
         let needs_write = |pod: &&Pod| self.unpublished.contains(&pod.key) || self.writes.contains_key(&pod.uid);
         let since = |pod: &Pod| self.needs_write_since.get(&pod.uid).copied().unwrap_or(now);
@@ -64,7 +64,7 @@ impl PlannerState {
         self.settings.port_range
     }
 
-    /// The state of a claim's node port.
+    /// Returns the state of the node port that a claim holds.
     pub(in crate::core) fn port_state(&self, frontend: Frontend, claim: &Claim) -> PortState {
         let is_named = || {
             let view = claim.owner.as_ref().and_then(|owner| self.views.get(&owner.pod));
@@ -120,7 +120,7 @@ impl PlannerState {
         })
     }
 
-    /// The names of the Services that request a port of the Pod.
+    /// Returns the names of the Services that request this port of the Pod.
     fn services_requesting(&self, pod: &PodKey, port: WantedPort) -> Vec<String> {
         let Some(pod) = self.snapshot.pod(pod) else { return Vec::new() };
         let services = self.snapshot.services_of(pod).filter(|service| requests(service, pod, port));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the agent in the format in which the commands read it from the local socket.
+//! The state of the agent, in the format in which commands such as `status` read the state from the agent's local
+//! socket.
 //!
-//! Later versions may add fields but never rename fields, because a command may read the state of an agent of another
-//! version.
+//! A new version of NPL may add fields but must not rename fields, because a command may read the state of an agent of
+//! another version.
 
 mod build;
 
@@ -20,15 +21,15 @@ pub struct AgentView {
     pub version: String,
     /// The name of the Node.
     pub node_name: String,
-    /// Time since the agent started.
+    /// The time since the agent started.
     pub uptime_millis: u64,
-    /// Whether `/readyz` succeeds.
+    /// Whether the agent is ready, that is, `/readyz` succeeds.
     pub is_ready: bool,
     /// Whether the Node is being retired.
     pub is_retiring: bool,
     /// The steps that are left before the Node is retired; empty if the Node is not being retired.
     pub retirement_waits_for: Vec<String>,
-    /// The prerequisites of the first pass that the agent still waits for.
+    /// The prerequisites of the first pass that are not met yet.
     pub waits_for: Vec<String>,
     /// The published addresses of the Node.
     pub node_addresses: Vec<IpAddr>,
@@ -36,19 +37,19 @@ pub struct AgentView {
     pub port_range: String,
     /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
-    /// Whether an admission policy confines the agent's writes; `None` until an answer of the API server has shown
-    /// this.
+    /// Whether an admission policy restricts the agent's writes; `None` until an answer of the API server has shown
+    /// whether one does.
     pub is_confined: Option<bool>,
-    /// The devices by which clients may reach the Node, with and without attached programs.
+    /// The devices through which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
     /// Whether clients can reach the Node through a device with attached programs.
     pub reaches_clients: bool,
-    /// The devices that only programs of an earlier agent serve, because this agent's programs could not be attached to
-    /// them.
+    /// The names of the devices that only programs of an earlier agent serve, because this agent's programs could not
+    /// be attached there.
     pub former_programs_on: Vec<String>,
     /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
-    /// The usage of the port range.
+    /// The usage of the port range, by IP family and protocol.
     pub port_usage: Vec<PortUsageView>,
     /// The problems because of which Pod ports are not served as requested.
     pub refusals: Vec<RefusalView>,
@@ -64,11 +65,11 @@ pub struct AgentView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchView {
-    /// `pods`, `services` or `nodes`.
+    /// The watched resource: `pods`, `services` or `nodes`.
     pub resource: String,
-    /// Time since the last list, change or bookmark; `None` before the first list.
+    /// The time since the watch last received a list, change or bookmark; `None` before the first list.
     pub heard_millis_ago: Option<u64>,
-    /// The current failure; `None` while the watch works.
+    /// The current failure of the watch; `None` while the watch works.
     pub failure: Option<WatchFailure>,
 }
 
@@ -78,11 +79,11 @@ pub struct WatchView {
 pub struct WatchFailure {
     /// How long the watch has been failing.
     pub for_millis: u64,
-    /// The last error.
+    /// The error of the last attempt to watch.
     pub error: String,
 }
 
-/// The agent's decision about a device by which clients may reach the Node.
+/// The agent's decision about a device through which clients may reach the Node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceView {
@@ -90,7 +91,7 @@ pub struct DeviceView {
     pub name: String,
     /// Whether the programs are attached to the device.
     pub is_attached: bool,
-    /// Why the programs are or are not attached.
+    /// The reason why the programs are, or are not, attached to the device.
     pub reason: String,
 }
 
@@ -113,11 +114,11 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// All states, in the order of a node port's life.
+    /// All states of a node port, in the order in which a node port has them.
     pub const ALL: [Self; 6] =
         [Self::Reserved, Self::Live, Self::Published, Self::Draining, Self::Quarantined, Self::HostPort];
 
-    /// The state's name in tables, filters and JSON.
+    /// The name of the state in tables, filters and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reserved => "reserved",
@@ -138,7 +139,7 @@ impl FromStr for PortState {
     }
 }
 
-/// The text is not the name of a node port's state.
+/// The error that a text is not the name of a node port's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a state of a node port: give reserved, live, published, draining, quarantined or host-port")]
 pub struct UnknownState;
@@ -164,13 +165,13 @@ pub struct NodePortView {
     pub pod: Option<String>,
     /// The Pod's port; `None` if the Pod is not known.
     pub pod_port: Option<PodPort>,
-    /// The Pod's address to which the mapping should lead; `None` while the Pod has no such address.
+    /// The Pod's address to which the mapping should lead; `None` while the Pod has no address of the IP family.
     pub pod_ip: Option<IpAddr>,
-    /// The names of the Services that request the port, in the Pod's namespace.
+    /// The names of the Services, all in the Pod's namespace, that request the Pod's port.
     pub services: Vec<String>,
-    /// Time since the agent allocated the port; `None` if an earlier agent allocated the port.
+    /// The time since the agent allocated the node port; `None` if an earlier agent allocated it.
     pub age_millis: Option<u64>,
-    /// Time until the drain or the quarantine ends; `None` in other states.
+    /// The time until the drain or the quarantine ends; `None` if the node port neither drains nor is in quarantine.
     pub ends_in_millis: Option<u64>,
 }
 
@@ -182,13 +183,13 @@ pub struct PortUsageView {
     pub family: Family,
     /// The transport protocol.
     pub protocol: Protocol,
-    /// The number of ports that a Service requests.
+    /// The number of node ports whose Pod port a Service requests.
     pub used: usize,
-    /// The number of draining ports.
+    /// The number of draining node ports.
     pub draining: usize,
-    /// The number of ports in quarantine.
+    /// The number of node ports in quarantine.
     pub quarantined: usize,
-    /// The number of ports that are not allocated.
+    /// The number of node ports that are free to be allocated.
     pub free: usize,
 }
 
@@ -196,16 +197,16 @@ pub struct PortUsageView {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RefusalView {
-    /// `pod` or `service`.
+    /// The kind of the object: `pod` or `service`.
     pub kind: String,
     /// The namespace of the object.
     pub namespace: String,
     /// The name of the object.
     pub name: String,
-    /// The reason of the Event.
+    /// The `reason` of the Event about the problem.
     pub reason: String,
     /// Whether every requested port is served in spite of the problem.
     pub is_served: bool,
-    /// The problem and its remedy, in one sentence.
+    /// The text about the problem and its remedy.
     pub text: String,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Explains why a Pod or a Service is served or not, by the chain of conditions from the Service to the last packet.
-//! The conditions are evaluated on the same state from which the agent plans operations. The first broken link is the
-//! cause of all later broken links.
+//! Explains why a Pod or a Service is served or not served, by a chain of conditions: from the Service to the last
+//! packet. The conditions are evaluated on the same state from which the agent plans operations. The first broken link
+//! of the chain is the cause of all broken links that follow it.
 
 mod pod;
 mod service;
@@ -23,14 +23,14 @@ use super::{
 /// The Pod or Service about which an operator asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// A Pod, or one port of the Pod.
+    /// The question about all ports of a Pod, or about one port.
     Pod(ObjectKey, Option<PodPort>),
-    /// A Service, with all Pods of this Node that the Service selects.
+    /// The question about a Service and all Pods of this Node that the Service selects.
     Service(ObjectKey),
 }
 
 impl Question {
-    /// Creates the question about an object; `None` if its kind is neither `pod` nor `service`.
+    /// Creates the question about an object; `None` if `kind` is neither `pod` nor `service`.
     pub fn new(kind: &str, namespace: &str, name: &str, pod_port: Option<u16>) -> Option<Self> {
         let key = ObjectKey::new(namespace, name);
         match (kind, pod_port) {
@@ -40,7 +40,7 @@ impl Question {
         }
     }
 
-    /// The question as a path of the local socket: `pod/NAMESPACE/NAME/PORT`.
+    /// Returns the question as a path on the agent's local socket, for example `pod/NAMESPACE/NAME/PORT`.
     pub fn path(&self) -> String {
         match self {
             Self::Pod(ObjectKey { namespace, name }, None) => format!("pod/{namespace}/{name}"),
@@ -50,7 +50,7 @@ impl Question {
     }
 }
 
-/// The text does not name a Pod or a Service.
+/// The error that a text does not name a Pod or a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an object: give pod/NAMESPACE/NAME, pod/NAMESPACE/NAME:PORT or service/NAMESPACE/NAME")]
 pub struct UnknownObject;
@@ -91,7 +91,7 @@ pub enum Link {
     Agent,
     /// The agent knows the Pod, and the Pod has not finished.
     Pod,
-    /// A Service is enabled, and has a supported type and a selector.
+    /// A Service in the Pod's namespace is enabled, and has a supported type and a selector.
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
@@ -111,14 +111,14 @@ pub enum Link {
     ReadinessGate,
     /// The programs are attached to a device through which clients reach the Node.
     Device,
-    /// Packets were translated in both directions.
+    /// Requests and replies of the mapping were translated.
     LastPacket,
-    /// Packets of the Node that were not translated, by reason.
+    /// Informs about packets of the Node that were not translated, by reason.
     LastRefusal,
 }
 
 impl Link {
-    /// The name in the table that the command prints.
+    /// The word in the table that the command `why` prints.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -145,7 +145,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// Whether a condition holds.
+/// Whether the condition of a link holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Holds {
@@ -158,7 +158,7 @@ pub enum Holds {
 }
 
 impl Holds {
-    /// The name in the table that the command prints.
+    /// The word in the table that the command `why` prints.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Yes => "ok",
@@ -168,15 +168,15 @@ impl Holds {
     }
 }
 
-/// A condition and its finding.
+/// One link of a chain: the condition, whether it holds, and what was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkReport {
-    /// The condition.
+    /// The link, that is, the condition.
     pub link: Link,
-    /// Whether the condition holds.
+    /// Whether the link's condition holds.
     pub holds: Holds,
-    /// The finding, as one sentence.
+    /// What was found about the condition, one sentence.
     pub found: String,
     /// The documentation section about the broken condition: file and anchor; `None` if the condition holds.
     pub page: Option<String>,
@@ -196,38 +196,38 @@ impl LinkReport {
     }
 }
 
-/// The chain of one Pod port, or of a Pod or Service without a requested port.
+/// The chain of conditions for one Pod port, or for a Pod or Service of which no port is requested.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Chain {
     /// The subject of the chain, such as `pod shop/web-0, port 8080/tcp IPv4`.
     pub subject: String,
-    /// The node port; `None` if none is allocated.
+    /// The frontend of the Pod port; `None` if no node port is allocated.
     pub frontend: Option<Frontend>,
-    /// The links, in the order of the conditions. A link is omitted if it depends on an earlier broken link.
+    /// The links, in the order of the conditions. A link that depends on a preceding broken link is omitted.
     pub links: Vec<LinkReport>,
 }
 
 impl Chain {
-    /// The first condition that does not hold.
+    /// Returns the first link whose condition does not hold.
     pub fn first_broken(&self) -> Option<&LinkReport> {
         self.links.iter().find(|link| link.holds == Holds::No)
     }
 }
 
-/// The answer to a question.
+/// The answer to an operator's question about a Pod or a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     /// The chains: one for each requested port of each Pod.
     pub chains: Vec<Chain>,
-    /// One sentence for each Node whose agent gave no answer. The chains of these Nodes are missing.
+    /// One sentence for each Node whose agent gave no answer. [`Self::chains`] lacks the Pods of these Nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
 }
 
 impl Explanation {
-    /// Creates the answer about a Service on which NPL does not act; `reason` states why.
+    /// Creates the answer about a Service on which NPL does not act, because of `reason`.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };
@@ -239,8 +239,8 @@ impl Explanation {
         self.chains.iter().all(|chain| chain.first_broken().is_none())
     }
 
-    /// The verdict on the object of the question. A condition that does not hold takes precedence over a missing
-    /// answer.
+    /// Returns the verdict on the object of the question. A condition that does not hold has more weight than a missing
+    /// answer of a Node.
     pub fn verdict(&self) -> HealthVerdict {
         if !self.is_served() {
             HealthVerdict::AtRisk
@@ -252,7 +252,7 @@ impl Explanation {
     }
 }
 
-/// Answers a question from the state of the agent. Only the devices are taken from `view`.
+/// Answers a question from the state of the planner. Only the facts about devices are taken from `view`.
 pub fn explain(state: &PlannerState, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),

@@ -13,7 +13,8 @@ use crate::core::{
     view::AgentView,
 };
 
-/// The chains of a Pod. If a port or Service is given, the result contains only the chains of that port or Service.
+/// Returns the chains of a Pod. If a port or Service is given, the result contains only the chains of that port or
+/// Service.
 pub(super) fn chains(
     state: &PlannerState,
     view: &AgentView,
@@ -47,7 +48,7 @@ pub(super) fn chains(
     chains
 }
 
-/// The links that do not depend on a port, up to the first broken link.
+/// Returns the links that do not depend on a port, up to the first broken link.
 fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     let mut links = Vec::new();
     let missing = state.missing_prerequisites();
@@ -91,7 +92,7 @@ fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     links
 }
 
-/// The first label of a Service's selector that the Pod does not have.
+/// Describes the first label of the Service's selector that the Pod does not have.
 fn difference(service: &Service, pod: &Pod) -> String {
     let name = &service.key.name;
     let mut labels = service.selector.iter();
@@ -130,7 +131,7 @@ struct PodFacts<'a> {
 }
 
 impl PodFacts<'_> {
-    /// The chain of a port that a Service requests.
+    /// Returns the chain of a Pod port that a Service requests.
     fn chain(&self, mut links: Vec<LinkReport>, port: WantedPort) -> Chain {
         let WantedPort { pod_port, protocol, family } = port;
         let subject = format!("pod {}, port {pod_port}/{protocol} {family}", self.pod.key);
@@ -154,8 +155,8 @@ impl PodFacts<'_> {
         Chain { subject, frontend, links }
     }
 
-    /// Appends the links for the node port and the kernel's mapping. Returns the frontend; `None` if one of the links
-    /// is broken.
+    /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if one of
+    /// these links is broken.
     fn mapping_links(&self, links: &mut Vec<LinkReport>, port: WantedPort) -> Option<Frontend> {
         let ports = &self.state.ports;
         let mut held = ports.of_port(&self.pod.uid, port);
@@ -260,7 +261,7 @@ impl PodFacts<'_> {
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 
-    /// One chain for each Service port that does not resolve to a port of the Pod.
+    /// Returns one chain for each port of the Service whose target port does not resolve to a port of the Pod.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();

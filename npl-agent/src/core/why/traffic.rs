@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last links of a chain: whether packets were translated, and why other packets were not. Unlike the other links,
-//! these links come from the kernel's counters, which the command itself reads.
+//! The last two links of a chain: whether packets were translated, and why packets were not translated. These two links
+//! come from the kernel's counters, which the command `why` reads itself; the agent provides the links before them.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -12,13 +12,13 @@ use crate::core::pages;
 pub struct Traffic<'a> {
     /// The counters of the mapping; `None` if the kernel has no mapping.
     pub stats: Option<MappingStats>,
-    /// Time since the last packet of any established flow; `None` if there is no such flow.
+    /// The time since the last packet of any established flow of the mapping; `None` if there is no established flow.
     pub last_packet_millis: Option<u64>,
-    /// The number of packets of the whole Node, by reason.
+    /// The number of packets of the whole Node that the programs counted under each reason.
     pub reasons: &'a [(Reason, u64)],
 }
 
-/// Appends the links about traffic. A node port without traffic is not a broken link, because no client may have sent a
+/// Appends the links about traffic. If a node port has no traffic, the link is not broken: perhaps no client has sent a
 /// packet yet.
 pub fn add_traffic(chain: &mut Chain, traffic: &Traffic<'_>) {
     let is_broken = chain.first_broken().is_some();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests with annotations that a malicious user of a Pod could write.
+//! Tests which entries the feed serves if a malicious user has written a Pod's annotation.
 
 use npl_agent::core::model::{ContainerPort, NodePort};
 

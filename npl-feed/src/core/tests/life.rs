@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of when members appear, drain and disappear.
+//! Tests when members appear, drain and disappear.
 
 use super::*;
 
@@ -54,8 +54,8 @@ fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
     assert_eq!((web(&mut state), state.next_end()), (Vec::new(), None));
 }
 
-/// A list contains only Pods with the annotation. A Pod that is absent from the list may have lost its annotation while
-/// the watch was interrupted, or before, so its members drain.
+/// A list contains only Pods with the annotation. A known Pod that is absent from a list may have lost its annotation
+/// while the watch was interrupted, or before, so the Pod's members drain.
 #[test]
 fn a_pod_that_a_list_lacks_drains_like_a_withdrawn_one() {
     let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };

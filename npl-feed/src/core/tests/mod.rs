@@ -27,7 +27,7 @@ pub(crate) fn state() -> State {
     State::new(range(), DRAIN)
 }
 
-/// Returns a ready Pod `default/NAME` of a Node, with the label `app: web`.
+/// Returns a ready Pod `default/NAME` on the Node `node`, with the label `app: web`.
 pub(crate) fn pod(name: &str, node: &str, annotation: &str) -> Pod {
     let object = model::Pod {
         key: ObjectKey::new("default", name),
@@ -46,7 +46,7 @@ pub(crate) fn pod(name: &str, node: &str, annotation: &str) -> Pod {
     Pod { object, node: Some(node.into()), is_ready: true, created: 0 }
 }
 
-/// Returns an annotation with one TCP entry.
+/// Returns the value of an annotation with one TCP entry.
 pub(crate) fn annotation(pod_port: u16, ip: &str, node_port: u16) -> String {
     format!(r#"[{{"podPort":{pod_port},"nodeIP":"{ip}","nodePort":{node_port},"protocol":"tcp"}}]"#)
 }
@@ -84,7 +84,7 @@ pub(crate) fn cluster(pods: Vec<Pod>) -> State {
     state
 }
 
-/// Returns a snapshot with the Service `web` and these Pods.
+/// Returns the snapshot of a cluster with the Service `web` and these Pods.
 pub(crate) fn snapshot(pods: Vec<Pod>) -> Snapshot {
     let mut state = cluster(pods);
     state.refresh();

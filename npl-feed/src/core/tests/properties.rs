@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Property tests: statements that hold after any sequence of changes.
+//! Property tests: the members of Service ports after any sequence of changes.
 
 use std::net::IpAddr;
 
@@ -64,7 +64,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// The Kubernetes objects after all changes.
+/// The Kubernetes objects of the cluster after all changes.
 #[derive(Default)]
 struct Objects {
     pods: BTreeMap<ObjectKey, Pod>,
@@ -94,7 +94,8 @@ impl Objects {
 }
 
 proptest! {
-    /// With a drain time of zero, applying changes one by one gives the same members as a computation from all objects.
+    /// With a drain time of zero, the state that has applied changes one by one has the same members as a computation
+    /// from all objects.
     #[test]
     fn following_changes_equals_computing_from_all_objects(changes in prop::collection::vec(change(), 0..60)) {
         let mut state = State::new(range(), 0);
@@ -108,8 +109,8 @@ proptest! {
         }
     }
 
-    /// A member has an address of its Pod's Node. Its node port is in the Pod's annotation, or was there within the
-    /// drain time. No two members of different Pods have the same address, node port and protocol.
+    /// A member has an address of its Pod's Node. The member's node port is in the Pod's annotation, or was there
+    /// within the drain time. Members of different Pods differ in address, node port or protocol.
     #[test]
     fn every_member_has_an_address_and_port_of_its_pods_annotation(changes in prop::collection::vec(change(), 0..60)) {
         let mut state = State::new(range(), DRAIN);

@@ -14,7 +14,7 @@ The feed's environment variables.
   value: {{ $feed.dns.zone | quote }}
 - name: NPL_FEED_LOG_FORMAT
   value: {{ $feed.logFormat }}
-{{- /* The agents' options that the feed must know. */}}
+{{- /* The agents' options that also apply to the feed. */}}
 {{- with .Values.config.annotationDomain }}
 - name: NPL_FEED_ANNOTATION_DOMAIN
   value: {{ . | quote }}
@@ -51,7 +51,7 @@ The feed's environment variables.
 {{- end }}
 {{- end }}
 
-{{/* The action of a probe; the argument is a list of the feed's values and the path. */}}
+{{/* The action of a probe of the feed; the argument is a list of the feed's values and the path of the probe. */}}
 {{- define "npl.feedProbe" -}}
 {{- $feed := index . 0 -}}
 {{- if and $feed.tls.secretName $feed.tls.clientCertificates -}}

@@ -16,10 +16,10 @@ use crate::{
     core::path_test::{Client, Observation, Path, Probe},
 };
 
-/// The kubelet's port. Since every Node has a kubelet, a reachable Node answers a connection attempt to this port.
+/// The kubelet's port. Every Node has a kubelet, so a Node that is reachable answers a connection attempt to this port.
 const KUBELET: u16 = 10_250;
 
-/// Where a client runs: in the Pod of this name, or in this process if `None`.
+/// Where a client runs: in the Pod with this name; if `None`, in this process.
 type Place = Option<String>;
 
 fn place(path: &Path) -> Place {
@@ -27,7 +27,8 @@ fn place(path: &Path) -> Place {
     Some(if path.client == Client::Itself { echo_pod(index) } else { client_pod(index) })
 }
 
-/// Sends a request on each path, and returns the results in the order of the paths. All clients send at the same time.
+/// Sends a request on each path, and returns the observations in the order of the paths. All clients send at the same
+/// time.
 pub(super) fn observe(scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     let mut places: BTreeMap<Place, Vec<(usize, Probe)>> = BTreeMap::new();
     for (index, path) in paths.iter().enumerate() {
@@ -57,7 +58,7 @@ pub(super) fn observe(scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     observed
 }
 
-/// Sends requests from a client Pod, and returns their results.
+/// Sends requests from a client Pod, and returns the client's observations.
 pub(super) fn ask_in(scene: &Scene<'_>, pod: &str, requests: &[Probe]) -> anyhow::Result<Vec<Observation>> {
     let probes: Vec<String> = requests.iter().map(Probe::to_string).collect();
     let arguments: Vec<&str> = iter::once("ask").chain(probes.iter().map(String::as_str)).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests withdrawal and drain: an open connection survives the withdrawal of its node port, and new connections fail
-//! after the drain.
+//! Tests withdrawal and drain: a connection that is open must survive the withdrawal of its node port, and new
+//! connections must fail after the drain.
 
 use std::{
     io::{self, Write as _},
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// The longest drain for whose end the test waits.
+/// The test waits for the end of the drain only if the agent's drain time is not longer than this.
 const LONGEST: Duration = Duration::from_secs(35);
 /// The maximum time between the end of the drain and the removal of the mapping.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -38,10 +38,10 @@ const MARGIN: Duration = Duration::from_secs(10);
 /// some slow requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(90);
 
-/// The time limit for one request of a client Pod. The client in the Pod has shorter time limits.
+/// The time limit for one request of a client Pod. The time limits of the client in the Pod are shorter.
 const OBSERVATION: Duration = Duration::from_secs(20);
 
-/// An open connection of a client in a Pod. Dropping this value ends the client.
+/// A connection that a client in a Pod keeps open. Dropping this value ends the client.
 struct OpenConnection<'a> {
     interrupt: &'a Interrupt,
     process: Child,
@@ -88,15 +88,15 @@ impl Drop for OpenConnection<'_> {
     }
 }
 
-/// The test's objects and the time limit, which all steps need.
+/// The test's objects and the time limit, which all steps of the drain test need.
 #[derive(Clone, Copy)]
 pub(super) struct Test<'a> {
     pub(super) scene: &'a Scene<'a>,
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// Withdraws the node ports of all echo Pods, and follows a connection of the first TCP path that has passed. An error
-/// becomes a row too, so that the earlier rows are still printed.
+/// Withdraws the node ports of all echo Pods, and tests a connection on the first TCP path that has passed. An error
+/// also becomes a row, so that the rows about the paths are still printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
@@ -137,8 +137,8 @@ fn row(path: &Path, node: &str, name: &str, (result, detail): (Outcome, String))
     Row { protocol: Some(path.probe.protocol), family: Some(family), ..Row::about(name, node, result, detail) }
 }
 
-/// Waits until the annotations name no node port. Failed requests are repeated, because the API server may fail for a
-/// moment.
+/// Waits until the echo Pods' annotations name no node port. Failed requests are repeated, because the API server may
+/// fail for a moment.
 fn withdrawals(test: Test<'_>, published: &[Server], start: Instant) -> anyhow::Result<Vec<Row>> {
     let mut left = Err(anyhow!("the annotations were not read"));
     test.interrupt.until(PUBLICATION, || {

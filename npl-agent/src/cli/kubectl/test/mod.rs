@@ -26,8 +26,8 @@ use crate::{
 /// The limit for the whole test except the removal of its objects: more than the sum of the limits of all steps.
 const LIMIT: Duration = Duration::from_mins(8);
 
-/// Prints the result of every path. The exit code is 1 if a path fails, otherwise 2 if a result is unknown or objects
-/// of the test are left, otherwise 0.
+/// Prints the result of every path. The exit code is 1 if a path fails; otherwise 2 if a result is unknown or objects
+/// of the test are left; otherwise 0.
 pub(super) fn run(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::watch(LIMIT)?;
     let kubectl = kubectl.within(&interrupt);

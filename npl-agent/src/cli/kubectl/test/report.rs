@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// The result of the test.
+/// The result of `kubectl npl test`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
@@ -31,13 +31,13 @@ pub(super) struct Report {
     doctor: Vec<Diagnosis>,
 }
 
-/// The findings of `npl-agent doctor` on a Node that are not ok.
+/// The findings of `npl-agent doctor` on one Node, except those that are ok.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Diagnosis {
     node: String,
     findings: Vec<Finding>,
-    /// Why `npl-agent doctor` gave no result; absent if it gave one.
+    /// The reason why `npl-agent doctor` gave no result; absent if it gave one.
     error: Option<String>,
 }
 
@@ -51,7 +51,7 @@ struct Finding {
 }
 
 impl Report {
-    /// Creates the result. Runs `npl-agent doctor` on each Node with a failed path.
+    /// Creates the result of the test. Runs `npl-agent doctor` on each Node with a failed path.
     pub(super) fn new(kubectl: Kubectl<'_>, sites: &[Site], rows: Vec<Row>) -> Self {
         let failed: BTreeSet<&str> =
             rows.iter().filter(|row| row.result == Outcome::Failed).map(|row| row.node.as_str()).collect();

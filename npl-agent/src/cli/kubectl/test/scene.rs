@@ -31,7 +31,8 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the test's Namespace. By this label, a later test finds Namespaces that were not removed.
+/// The label of the test's Namespace. By this label, each run of the test finds Namespaces that earlier runs have not
+/// removed.
 const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
 /// The key of the Pods' label by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
@@ -43,18 +44,18 @@ const COMMAND: &str = "echo";
 /// The limit for the start of the Pods, whose image the Nodes have pulled already.
 const START: Duration = Duration::from_mins(2);
 /// The limit for the publication of all node ports.
-pub(super) const PUBLICATION: Duration = Duration::from_secs(60);
+pub(super) const PUBLICATION: Duration = Duration::from_mins(1);
 /// The limit for the removal of all objects.
 const REMOVAL: Duration = Duration::from_mins(5);
 /// The limit for one attempt of the removal.
 const ATTEMPT: &str = "--timeout=90s";
 /// The number of attempts to remove the objects.
 const ATTEMPTS: usize = 3;
-/// The beginning of the Namespaces' names.
+/// The prefix of the names of the test's Namespaces.
 const PREFIX: &str = "npl-test-";
 
-/// Returns the port of the echo Pods for a protocol. Each protocol has another port: otherwise, all protocols would
-/// need the same node port, which might not be free for all of them.
+/// Returns the port of the echo Pods for a protocol. Each protocol has its own port. If all protocols had the same
+/// port, they would need the same node port, which might not be free for all protocols.
 const fn port(protocol: Protocol) -> u16 {
     match protocol {
         Protocol::Tcp => 7_777,
@@ -63,7 +64,7 @@ const fn port(protocol: Protocol) -> u16 {
     }
 }
 
-/// The objects of a test.
+/// The names of the test's objects, and the Nodes on which the test runs.
 #[derive(Debug)]
 pub(super) struct Scene<'a> {
     pub(super) kubectl: Kubectl<'a>,
@@ -85,8 +86,8 @@ pub(super) fn name_leftovers(kubectl: Kubectl<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the name of the Namespace if an earlier test created the Namespace and it is not being removed. Other
-/// Namespaces may have the same label, so the name's prefix is checked too.
+/// Returns the name of the Namespace if an earlier run of the test created the Namespace and it is not being removed.
+/// Namespaces of users may have the same label, so the prefix of the name is checked, too.
 fn leftover(namespace: &Value) -> Option<&str> {
     let is_being_removed = namespace.pointer("/metadata/deletionTimestamp").is_some();
     Some(text_at(namespace, "/metadata/name")).filter(|name| !is_being_removed && name.starts_with(PREFIX))
@@ -116,11 +117,11 @@ impl<'a> Scene<'a> {
         Ok(Self { kubectl, namespace: format!("{PREFIX}{suffix}"), sites, service_labels })
     }
 
-    /// Creates all objects.
+    /// Creates all objects of the test.
     pub(super) fn create(&self, image: Option<&str>) -> anyhow::Result<()> {
         self.kubectl.create(&self.namespace_object())?;
-        // The Pods use a service account of their own: the controller may create the account `default` only after the
-        // Pods.
+        // The Pods use a service account of their own, because the controller may create the service account `default`
+        // later than the Pods.
         let account = self.object("ServiceAccount", "v1", SERVICE);
         let mut objects = vec![account, self.service()];
         for (index, site) in self.sites.iter().enumerate() {
@@ -144,7 +145,7 @@ impl<'a> Scene<'a> {
         json!({"apiVersion": version, "kind": kind, "metadata": metadata})
     }
 
-    /// Returns the protocols that any agent maps. An agent ignores Service ports of other protocols.
+    /// Returns the protocols that any agent maps. An agent ignores Service ports whose protocol it does not map.
     fn protocols(&self) -> BTreeSet<Protocol> {
         self.sites.iter().flat_map(Site::protocols).collect()
     }
@@ -165,8 +166,8 @@ impl<'a> Scene<'a> {
         service
     }
 
-    /// Returns the name that a Pod's answers contain. The name includes the Namespace, because a concurrent test has
-    /// Pods with the same names.
+    /// Returns the name that a Pod's answers contain. The name includes the Namespace, because a concurrent run of the
+    /// test has Pods with the same names.
     fn identity(&self, pod: &str) -> String {
         format!("{pod}.{}", self.namespace)
     }
@@ -201,7 +202,8 @@ impl<'a> Scene<'a> {
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": 1,
-            // If this command is killed before it removes the Pods, Kubernetes stops the Pods after this time.
+            // If this command is killed before it has removed the Pods, Kubernetes stops the Pods after this time in
+            // seconds.
             "activeDeadlineSeconds": 600,
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {
@@ -303,7 +305,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The state of a Pod's container.
+/// Whether a Pod's container runs, waits for something, or has ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Running,

@@ -23,7 +23,7 @@ use crate::{
 /// The maximum number of Nodes of a test.
 const NODES: usize = 2;
 
-/// A Node of the test.
+/// A Node on which the test runs, with facts about the Node's agent.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Site {
     pub(super) node: String,
@@ -62,8 +62,8 @@ impl Site {
         self.variable("NPL_SERVICE_SELECTOR").filter(|text| !text.is_empty())
     }
 
-    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. An agent of an
-    /// earlier version cannot print the addresses, so they remain unknown.
+    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. If the version of
+    /// the agent cannot print the addresses, they remain unknown.
     fn with_device_ips(mut self, kubectl: Kubectl<'_>) -> Self {
         let output = exec(kubectl, &self.agent, &["echo", "addresses"]);
         self.device_ips = output.ok().and_then(|(_code, text)| serde_json::from_str(&text).ok()).unwrap_or_default();
@@ -71,7 +71,7 @@ impl Site {
     }
 }
 
-/// Returns the Nodes of the test: those that the user has chosen, or the first ready Nodes.
+/// Returns the Nodes of the test: the Nodes that the user has chosen; if there are none, the first ready Nodes.
 pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Vec<Site>> {
     ensure!(args.node.len() <= NODES, "the test uses at most {NODES} Nodes");
     let mut agents = agents(kubectl)?;

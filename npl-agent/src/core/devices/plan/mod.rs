@@ -3,11 +3,11 @@
 //!
 //! Two rules decide the order:
 //!
-//! 1. A device never translates requests without translating replies. So the egress program is attached before the
-//!    ingress program, and detached after the ingress program. The driver's XDP program, which translates requests
-//!    before TC, is detached first and attached last.
-//! 2. Programs are detached after all other programs are attached, so that a Pod or a client that moves to another
-//!    device is served without interruption.
+//! 1. No device translates requests unless it also translates replies. So the egress program is attached before the
+//!    ingress program, and detached after the ingress program. The XDP program in the driver translates requests before
+//!    TC, so it is detached first and attached last.
+//! 2. All attach steps precede all detach steps of TC programs, so that a Pod or a client that moves to another device
+//!    is served without interruption.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,67 +25,68 @@ use super::{
     redirect::{PodNextHop, ProgramSet},
 };
 
-/// The programs of each device, and the Pods to which packets are redirected.
+/// The plan for all devices: the programs to attach to each device, and the Pods to which packets are redirected.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DevicePlan {
-    /// The TC programs of each device, by its index.
+    /// The set of TC programs of each device, by the device's ifindex.
     pub programs: BTreeMap<u32, ProgramSet>,
     /// The next hop of each redirected Pod, by the Pod's address. The device of each next hop is among
     /// [`Self::programs`].
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
-    /// The ifindexes of devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
+    /// The ifindexes of the devices whose driver runs the XDP program. Each of these devices is an uplink in
+    /// [`Self::programs`].
     pub xdp: BTreeSet<u32>,
     /// The hooks on which NPL's filter is moved ahead of filters of other software.
     pub moves: BTreeSet<(u32, Direction)>,
 }
 
-/// The TC hooks that have a program, by the device's index.
+/// The TC hooks that have a program of NPL: ifindex of the device, and direction.
 pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 
-/// One step of a plan. Every step is idempotent.
+/// One step that establishes a [`DevicePlan`]. Every step is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceStep {
     /// Detach the XDP program from all devices except these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that are missing from the plan or differ from the plan. The host's stack then forwards
-    /// packets to the affected Pods.
+    /// Remove the next hops of Pods for which the plan has no next hop, or a different one. The host's stack then
+    /// forwards packets to the affected Pods.
     RetainNextHops,
-    /// Attach a program, or replace an NPL program on the same hook.
+    /// Attach a TC program to a hook. An NPL program on the same hook is replaced.
     Attach {
-        /// The device, by its index.
+        /// The ifindex of the device.
         ifindex: u32,
-        /// The hook.
+        /// The direction of the TC hook.
         direction: Direction,
-        /// The program's name.
+        /// The name of the TC program.
         program: &'static str,
     },
     /// Move NPL's filter on a hook ahead of the filters of other software.
     MoveToHead {
-        /// The device, by its index.
+        /// The ifindex of the device.
         ifindex: u32,
-        /// The hook.
+        /// The direction of the TC hook.
         direction: Direction,
-        /// The program's name.
+        /// The name of the TC program.
         program: &'static str,
     },
-    /// Detach the program of a hook.
+    /// Detach NPL's program from a TC hook.
     Detach {
-        /// The device, by its index. The device may have been removed.
+        /// The ifindex of the device, which may have been removed.
         ifindex: u32,
-        /// The hook.
+        /// The direction of the TC hook.
         direction: Direction,
     },
-    /// Add the plan's next hops.
+    /// Add the next hops of the plan to the kernel.
     AddNextHops,
     /// Attach the XDP program in a device's driver.
     AttachXdp {
-        /// The device, by its index.
+        /// The ifindex of the device.
         ifindex: u32,
     },
 }
 
 impl DeviceStep {
-    /// The position of the step in the order; steps of equal rank keep their relative order.
+    /// The position of the step in the order of steps; steps of equal rank keep their relative order.
     const fn rank(&self) -> u8 {
         match self {
             Self::RetainXdp(_) => 0,
@@ -110,8 +111,8 @@ impl DeviceStep {
 }
 
 impl DevicePlan {
-    /// The steps of the first half of the plan, which attaches and detaches TC programs. After a failure on a device,
-    /// the caller skips the later steps for this device in both halves.
+    /// The steps of the first half of the plan, which attaches and detaches TC programs. If a step fails on a device,
+    /// the caller skips the remaining steps for this device in both halves.
     pub fn attach_steps(&self, devices: &[Device], attached: &AttachedHooks) -> Vec<DeviceStep> {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {
@@ -126,15 +127,15 @@ impl DevicePlan {
         steps
     }
 
-    /// The steps of the second half of the plan, which adds next hops and XDP programs. Both need the TC programs of
-    /// their devices.
+    /// The steps of the second half of the plan, which adds next hops and XDP programs. A next hop and an XDP program
+    /// need the TC programs of their device.
     pub fn completion_steps(&self) -> Vec<DeviceStep> {
         let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
         let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });
         retained.into_iter().chain(xdp).collect()
     }
 
-    /// The part of the plan for these devices.
+    /// The part of the plan that concerns `devices`.
     #[must_use]
     pub fn restricted_to(&self, devices: &BTreeSet<u32>) -> Self {
         let programs = self.programs.iter().filter(|(ifindex, _)| devices.contains(ifindex));
@@ -147,7 +148,7 @@ impl DevicePlan {
         }
     }
 
-    /// The devices on which every hook of the plan has a program.
+    /// Returns the devices on which every hook that the plan names has a program.
     pub fn attached_devices(&self, attached: &AttachedHooks) -> BTreeSet<u32> {
         let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
             set.directions().iter().all(|direction| attached.contains(&(**ifindex, *direction)))
@@ -173,7 +174,7 @@ impl DevicePlan {
 }
 
 impl ProgramSet {
-    /// The hooks of the set, in the order in which programs are attached: hooks for replies first.
+    /// The hooks of this set of programs, in the order in which the programs are attached.
     pub const fn directions(self) -> &'static [Direction] {
         match self {
             Self::Uplink | Self::RedirectUplink | Self::OffloadUplink => &[Direction::Egress, Direction::Ingress],
@@ -183,7 +184,7 @@ impl ProgramSet {
     }
 }
 
-/// The program of a hook.
+/// The name of the program that a device with this set gets on the hook of this direction.
 const fn program(set: ProgramSet, direction: Direction, has_ethernet: bool) -> &'static str {
     match (direction, set, has_ethernet) {
         (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS_REDIRECT,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Properties that hold after every step of a plan, whatever programs were attached before and whichever steps fail.
+//! Tests properties that hold after every step of a device plan, whatever programs were attached before and whichever
+//! steps fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +43,7 @@ impl Kernel {
         self.programs.keys().copied().collect()
     }
 
-    /// Runs both halves of a plan; returns the devices with all of their programs attached.
+    /// Runs both halves of a plan. Returns the devices that have all their programs attached.
     fn run(&mut self, plan: &DevicePlan, failing: &BTreeSet<(u32, Direction)>) -> BTreeSet<u32> {
         let mut failed = BTreeSet::new();
         for step in plan.attach_steps(&devices(), &self.attached()) {
@@ -82,7 +83,7 @@ impl Kernel {
         self.check(step);
     }
 
-    /// Asserts that no device translates requests without translating replies.
+    /// Asserts that each device that translates requests also translates replies.
     fn check(&self, step: &DeviceStep) {
         let has_replies = |ifindex: u32| self.programs.contains_key(&(ifindex, Direction::Egress));
         for ifindex in &self.xdp {
@@ -117,7 +118,7 @@ fn plan() -> impl Strategy<Value = DevicePlan> {
     })
 }
 
-/// Some hooks of the programs, on which the plan moves NPL's filter.
+/// Chooses some of the hooks that have a program, for the plan to move NPL's filter there.
 fn moves(programs: &BTreeMap<u32, ProgramSet>, choice: u8) -> BTreeSet<(u32, Direction)> {
     let hooks = programs.iter().flat_map(|(ifindex, set)| set.directions().iter().map(|side| (*ifindex, *side)));
     hooks.filter(|(ifindex, _)| choice >> ((ifindex + 3) % 8) & 1 == 1).collect()

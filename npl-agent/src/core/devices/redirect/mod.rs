@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which packets `--forwarding redirect` and `offload` redirect between devices, and why the host's stack
-//! forwards other packets.
+//! Decides to which Pods packets are redirected with `--forwarding redirect` and `offload`. If packets to a Pod are not
+//! redirected, gives the reason why the host's stack forwards them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,20 +14,20 @@ use super::{
 };
 use crate::core::{model::Family, networks::CILIUM_HOST};
 
-/// `--forwarding`.
+/// The value of the flag `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
     /// The host's stack forwards translated packets: routing, netfilter, kernel conntrack.
     Stack,
-    /// Translated packets are redirected from device to device, where that is possible in both directions.
+    /// Translated packets of a Pod are redirected from device to device if redirect is possible in both directions.
     Redirect,
-    /// Packets of established flows are redirected. The host's stack forwards the first packets of a flow, and then one
-    /// packet per direction every 256 jiffies.
+    /// The host's stack forwards the first packets of a flow, and later one packet per direction every 256 jiffies. The
+    /// programs redirect the packets in between.
     Offload,
 }
 
 impl Forwarding {
-    /// The value on the command line.
+    /// The value of `--forwarding` for this mode.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stack => "stack",
@@ -37,7 +37,7 @@ impl Forwarding {
     }
 }
 
-/// The text is not a value of `--forwarding`.
+/// The error that a text is not a value of `--forwarding`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a value of --forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
@@ -55,36 +55,36 @@ impl FromStr for Forwarding {
     }
 }
 
-/// Whether packets are redirected on a Node with a policy engine whose rules a redirect bypasses.
+/// Whether packets are redirected on a Node that has a policy engine whose rules redirected packets bypass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NetworkPolicy {
-    /// The host's stack forwards all packets, so the engine's rules apply.
+    /// The host's stack forwards all packets, so the policy engine's rules apply.
     #[default]
     Applies,
-    /// Packets are redirected, as `--ignore-network-policy` requests.
+    /// Packets are redirected in spite of the policy engine, because `--ignore-network-policy` is set.
     Ignored,
 }
 
-/// The set of TC programs that a device gets.
+/// The set of TC programs that the agent attaches to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProgramSet {
     /// An uplink: translates requests at ingress and replies at egress.
     Uplink,
-    /// An uplink that redirects requests to Pods.
+    /// An uplink whose ingress program redirects requests to Pods.
     RedirectUplink,
-    /// An uplink that redirects requests of offloaded flows: the host's stack has recently forwarded packets of these
-    /// flows.
+    /// An uplink whose ingress program redirects requests of a flow if the host's stack has recently forwarded packets
+    /// of the flow.
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
-    /// A Pod's device: redirects replies of flows that the host's stack has forwarded, and records at egress which
-    /// requests the stack has forwarded.
+    /// A Pod's device: redirects replies of a flow at ingress if the host's stack has recently forwarded packets of the
+    /// flow. The egress program records the requests that the stack has forwarded.
     OffloadPods,
 }
 
 impl ProgramSet {
-    /// The programs for an uplink. An uplink without Ethernet headers, or in a VRF, does not redirect packets: the
-    /// host's stack forwards them. A VRF has its own routes.
+    /// The programs for an uplink. On an uplink without Ethernet headers, and on an uplink in a VRF, which has its own
+    /// routes, the host's stack forwards all packets.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -109,7 +109,7 @@ impl ProgramSet {
 /// The Node's route to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// The outgoing device, by its index.
+    /// The ifindex of the outgoing device.
     pub ifindex: u32,
     /// Whether the route has a gateway.
     pub has_gateway: bool,
@@ -117,29 +117,29 @@ pub struct Route {
     pub mtu: Option<u32>,
 }
 
-/// The next hop of a Pod in redirect mode.
+/// The next hop of a Pod with `--forwarding redirect` or `offload`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodNextHop {
-    /// The Pod's device on the Node, by its index.
+    /// The ifindex of the device on the Node that leads to the Pod.
     pub ifindex: u32,
-    /// The kind of the device.
+    /// The kind of the device that leads to the Pod.
     pub kind: HopKind,
-    /// The smaller of the MTUs of the route and the device, in bytes.
+    /// The MTU of the route or the MTU of the device, whichever is smaller, in bytes.
     pub mtu: u16,
 }
 
 /// The kind of a device that leads to Pods. The kind decides how packets are redirected to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HopKind {
-    /// A veth or netkit pair: its other end is in the Pod.
+    /// One end of a veth or netkit pair whose other end is in the Pod.
     Peer,
-    /// A bridge: a packet that is redirected to the bridge gets its destination MAC address from the Pod's neighbor
+    /// A bridge: a packet that is redirected to the bridge gets the destination MAC address of the Pod's neighbor table
     /// entry.
     Bridge,
 }
 
 impl HopKind {
-    /// The text in tables and logs.
+    /// The word for this value in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Peer => "veth peer",
@@ -148,17 +148,17 @@ impl HopKind {
     }
 }
 
-/// Why the host's stack forwards packets to a Pod.
+/// The reason why the host's stack forwards packets to a Pod, although redirect or offload is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RedirectRefusal {
-    /// Clients also use the device, so the programs could not distinguish replies from requests.
+    /// The device that leads to the Pod is also an uplink, so the programs could not distinguish replies from requests.
     IsUplink,
     /// The device is one end of a veth pair whose other end is in the same network namespace, so the pair leads into no
     /// Pod.
     EndsOnTheNode,
-    /// The device forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
+    /// The device is of a kind that forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
     UnknownKind,
-    /// The device's master forwards its packets.
+    /// The device has a master (bridge, bond, VRF), which forwards the packets of the device.
     IsEnslaved,
     /// The device has no Ethernet headers.
     NoEthernet,
@@ -168,21 +168,21 @@ pub enum RedirectRefusal {
     HasLimit,
     /// The device has programs or filters of other software, which a redirect would bypass.
     HasFilters,
-    /// Cilium forwards packets of its Pods by its own programs and devices.
+    /// The device belongs to Cilium, which forwards the packets of its Pods by its own programs.
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass.
     NetworkPolicy,
     /// On an uplink, ingress programs or filters of other software run after NPL's program, and a redirect would bypass
-    /// them.
+    /// those programs and filters.
     UplinkHasFilters,
     /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
     RoutedByMark,
-    /// The device's programs and filters cannot be listed.
+    /// The agent cannot list the programs and filters on the device.
     Unseen,
 }
 
 impl RedirectRefusal {
-    /// The text in tables and logs.
+    /// The word for this value in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::IsUplink => "its device is also an uplink",
@@ -207,7 +207,7 @@ impl RedirectRefusal {
     }
 }
 
-/// The next hop of each Pod, or why the host's stack forwards its packets.
+/// Returns the next hop of each Pod, or the reason why the host's stack forwards packets to the Pod.
 pub fn next_hops(
     devices: &[Device],
     uplinks: &BTreeSet<u32>,
@@ -216,8 +216,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // Either both directions of a flow are redirected or neither. All uplinks are checked, because a reply may leave
-    // through another uplink than the one on which its request arrived.
+    // Either both directions of a flow are redirected, or none of them. All uplinks are checked, because a reply may
+    // leave through another uplink than the one on which its request arrived.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
@@ -241,13 +241,14 @@ pub fn next_hops(
     routes.iter().filter_map(decide).collect()
 }
 
-/// Whether Cilium has created a device: `cilium_host`, through which routes lead to all Pods, or the device of one Pod.
+/// Whether Cilium has created the device: `cilium_host`, through which routes lead to all Pods, or the device of a
+/// single Pod.
 fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
-/// Whether redirecting packets at this uplink bypasses no program of other software. This is also true for an uplink
-/// that does not redirect packets.
+/// Whether a redirect at this uplink bypasses no program or filter of other software. An uplink that redirects no
+/// packets bypasses none.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
@@ -291,9 +292,10 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
     }
 }
 
-/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Requests
-/// that are redirected to a bridge run the bridge's egress hook. Requests that are redirected to a veth or netkit pair
-/// bypass its egress hook, because the peer device receives these requests directly.
+/// Checks that a redirect bypasses no qdisc, program or filter of other software on the Pod's device. Replies are
+/// redirected at ingress of the Pod's device. Requests that are redirected to a bridge run through the bridge's egress
+/// hook. Requests that are redirected to a veth or netkit pair bypass the egress hook of the Node's end, because the
+/// Pod's end receives the requests directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -179,8 +179,8 @@ fn uplinks_without_ethernet_and_of_vrfs_do_not_redirect() {
     assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), ProgramSet::Uplink);
 }
 
-/// Cilium forwards packets to its Pods by its own programs. With Cilium's endpoint routes, Pods are reached through
-/// `lxc…` devices, otherwise through `cilium_host`.
+/// Cilium forwards packets to its Pods by its own programs. Routes lead to the Pods through `lxc…` devices if Cilium
+/// uses endpoint routes; otherwise through `cilium_host`.
 #[test]
 fn the_stack_forwards_packets_of_pods_of_cilium() {
     let pod = "10.244.1.5".parse().unwrap();

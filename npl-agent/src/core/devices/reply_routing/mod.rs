@@ -7,9 +7,9 @@
 //!   1536: from 10.0.64.7 lookup 2                    a Pod of the second interface
 //! ```
 //!
-//! A CNI with several interfaces marks connections to the Node and restores the mark on replies. The CNI does not mark
-//! a translated request, because the destination of the request is the Pod's own address. So the nftables guard marks
-//! connections of translated requests.
+//! A CNI with several interfaces marks connections to the Node, and sets the same mark on the replies of these
+//! connections. The CNI does not mark a translated request, because the request's destination is the Pod's address. So
+//! the nftables guard marks connections of translated requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,7 @@ use crate::core::model::Family;
 /// The number of the main routing table.
 pub const MAIN_TABLE: u32 = 254;
 
-/// A nonzero value of some bits of a packet's or connection's mark.
+/// A mask of bits in the mark of a packet or connection, and a nonzero value of these bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     value: u32,
@@ -31,19 +31,19 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Creates a mark; `None` if the masked value is zero, which unmarked packets have too.
+    /// Creates a mark; `None` if the masked value is zero, because unmarked packets have this value, too.
     pub const fn new(value: u32, mask: u32) -> Option<Self> {
-        // The kernel compares only the masked bits.
+        // The kernel compares only the bits of the mask.
         let value = value & mask;
         if value == 0 { None } else { Some(Self { value, mask }) }
     }
 
-    /// The value of the masked bits.
+    /// The value of the bits that the mask selects.
     pub const fn value(self) -> u32 {
         self.value
     }
 
-    /// The mask.
+    /// The mask, which selects the bits that are compared.
     pub const fn mask(self) -> u32 {
         self.mask
     }
@@ -55,103 +55,104 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The packets that a rule applies to.
+/// The packets to which a policy routing rule applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selector {
     /// Packets with this source address. The rule may have further conditions.
     Source(IpAddr),
-    /// Packets with this mark.
+    /// Packets that have this mark.
     Mark(Mark),
 }
 
-/// A policy routing rule.
+/// A policy routing rule that selects a routing table for packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutingRule {
-    /// The family.
+    /// The IP family.
     pub family: Family,
-    /// The packets that the rule applies to.
+    /// The packets to which the rule applies.
     pub selector: Selector,
-    /// The routing table's number.
+    /// The number of the routing table.
     pub table: u32,
 }
 
 /// A default route of a routing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DefaultRoute {
-    /// The family.
+    /// The IP family.
     pub family: Family,
-    /// The routing table's number.
+    /// The number of the routing table.
     pub table: u32,
-    /// The outgoing device, by its index.
+    /// The ifindex of the outgoing device.
     pub ifindex: u32,
 }
 
-/// The rules and default routes that decide through which interface replies leave.
+/// The policy routing rules and default routes that decide through which interface replies leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
-    /// Rules in the order of their priority.
+    /// The policy routing rules that match a source address or a mark, in the order of their priority.
     pub rules: Vec<RoutingRule>,
     /// Default routes: one entry for each outgoing device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
-    /// The routing tables of all rules that match a mark, with or without other conditions.
+    /// The routing tables of all rules that match a packet's mark, with or without further conditions.
     pub tables_of_marks: BTreeSet<(Family, u32)>,
-    /// Rules for all packets of an incoming device.
+    /// The policy routing rules for all packets that arrive on a device.
     pub incoming: Vec<IncomingRule>,
 }
 
 /// A policy routing rule for all packets that arrive on a device, such as `iif DEVICE lookup TABLE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncomingRule {
-    /// The family.
+    /// The IP family.
     pub family: Family,
     /// The name of the device.
     pub device: String,
-    /// The routing table's number.
+    /// The number of the routing table.
     pub table: u32,
 }
 
 /// A rule of the nftables guard: it marks the connections whose request arrived on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Marking {
-    /// The family.
+    /// The IP family.
     pub family: Family,
-    /// The device, by its index.
+    /// The ifindex of the device on which the request arrived.
     pub ifindex: u32,
-    /// The mark.
+    /// The mark that the rule sets.
     pub mark: Mark,
 }
 
-/// The routes of replies whose Pod has its own routing table.
+/// How replies are routed if a policy routing rule gives the Pod, or a Node address, its own routing table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplyRoutes {
     /// The connections to mark, so that replies leave through the interface on which their request arrived.
     pub markings: BTreeSet<Marking>,
     /// Pods whose replies leave through the interface of the request only if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
-    /// Pods whose replies cannot be routed through an uplink by a mark. Before such a Pod's rule, no rule for a mark
-    /// selects a table with a default route through an uplink.
+    /// Pods whose replies cannot be routed through an uplink by a mark. No rule for a mark precedes the rule of the Pod
+    /// and selects a table with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
-    /// Addresses of the Node with their own routing table, if this table has default routes through other uplinks than
-    /// the main table. Replies of Pods use the main table, because the kernel routes a reply before NPL changes the
+    /// Addresses of the Node with their own routing table, if that table has default routes through other uplinks than
+    /// the main table has. Replies of Pods use the main table, because the kernel routes a reply before NPL changes the
     /// source to the Node's address.
     pub misrouted_addresses: BTreeSet<IpAddr>,
 }
 
-/// Why some replies leave through another interface than the interface of their requests.
+/// The reason why some replies leave through another interface than the one on which their requests arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyRouteProblem {
-    /// No rule before the Pods' rules selects the main table for a mark.
+    /// No rule for a mark precedes the Pods' rules and selects a table with a default route through an uplink.
     NoMark,
-    /// A rule selects the main table for a mark, but no rule sets the mark on connections.
+    /// A rule for a mark selects a table with a default route through an uplink, but nothing sets the mark on
+    /// connections.
     MarkNotSet,
-    /// A rule selects a separate table for packets from an address of the Node, but replies of Pods do not use that
-    /// table.
+    /// A rule selects a separate routing table for packets from an address of the Node, but replies of Pods are not
+    /// routed by this table.
     NodeAddress,
 }
 
 impl Routing {
-    /// The routes of replies of all Pods. The result does not depend on mappings, so it is correct for a Pod before the
-    /// Pod has a mapping.
+    /// Returns how the replies of all Pods are routed. The result does not depend on mappings, so it is also correct
+    /// for a Pod that has no mapping yet.
     pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
         let mut routes = ReplyRoutes::default();
@@ -176,9 +177,9 @@ impl Routing {
         routes
     }
 
-    /// Whether replies from a Node address, for which this rule is, leave through an uplink that the rule does not
-    /// select. This happens if the main table has other uplinks than the rule's table, and no earlier rule for a mark
-    /// leads to the uplinks of the rule's table.
+    /// Whether replies to clients of a Node address leave through another uplink than this rule selects for the
+    /// address. Replies do so if the main table has other uplinks than the rule's table, and no preceding rule for a
+    /// mark leads to the uplinks of the rule's table.
     fn misroutes(&self, rule: &RoutingRule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
         let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
         let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
@@ -187,15 +188,15 @@ impl Routing {
             && !of_rule.is_subset(&of_marks)
     }
 
-    /// The uplinks of a table's default routes.
+    /// The uplinks through which the default routes of a routing table lead.
     fn default_uplinks(&self, family: Family, table: u32, uplinks: &BTreeSet<u32>) -> BTreeSet<u32> {
         let is_its = |route: &&DefaultRoute| (route.family, route.table) == (family, table);
         let of_table = self.default_routes.iter().filter(is_its).map(|route| route.ifindex);
         of_table.filter(|ifindex| uplinks.contains(ifindex)).collect()
     }
 
-    /// The families in which a packet's mark can decide the uplink. In these families, a rule selects another table
-    /// than the main table for marked packets, and that table has a default route through an uplink.
+    /// The IP families in which a packet's mark can decide the uplink: a rule for a mark selects a table that is not
+    /// the main table, and this table has a default route through an uplink.
     pub fn families_routed_by_mark(&self, uplinks: &BTreeSet<u32>) -> BTreeSet<Family> {
         let leads_out = |(family, table): &&(Family, u32)| {
             *table != MAIN_TABLE && !self.default_uplinks(*family, *table, uplinks).is_empty()
@@ -203,7 +204,8 @@ impl Routing {
         self.tables_of_marks.iter().filter(leads_out).map(|(family, _)| *family).collect()
     }
 
-    /// The connections to mark for a rule: one marking for each uplink of the default routes in the rule's table.
+    /// The connections to mark for a rule that matches `mark`: one marking for each uplink of the default routes in the
+    /// rule's table.
     fn markings(&self, rule: &RoutingRule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let of_table = self.default_uplinks(rule.family, rule.table, uplinks).into_iter();
         of_table.map(|ifindex| Marking { family: rule.family, ifindex, mark }).collect()
@@ -211,8 +213,8 @@ impl Routing {
 }
 
 impl ReplyRoutes {
-    /// Adds the Pod of a rule. Later rules for the same address are ignored: a CNI may create several rules for one
-    /// address, with different destinations.
+    /// Adds the Pod of a policy routing rule. The second and any further rule for the same Pod address is ignored: a
+    /// CNI may create several rules for one address, with different destinations.
     fn add_pod(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
         if self.marked.contains(&addr) || self.unmarked.contains(&addr) {
             return;
@@ -225,8 +227,8 @@ impl ReplyRoutes {
         }
     }
 
-    /// The problem and the affected Pods, or addresses of the Node. Redirected replies are routed by the Node's address
-    /// and are not affected.
+    /// Returns the problem and the addresses of the affected Pods, or of the Node. With `--forwarding redirect`, there
+    /// is no problem: the kernel routes redirected replies by the Node's address.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None
@@ -241,7 +243,7 @@ impl ReplyRoutes {
         }
     }
 
-    /// Removes all Pods except these. The markings and the Node's addresses do not change.
+    /// Removes all Pods except those with these addresses. The markings and the Node's addresses do not change.
     #[must_use]
     pub fn of(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
         for addrs in [&mut self.marked, &mut self.unmarked] {

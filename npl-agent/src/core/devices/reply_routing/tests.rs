@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the routes of replies that result from policy routing rules. Comments show the rules in the format of `ip
-//! rule`.
+//! Tests through which uplinks replies leave with given policy routing rules. Comments show the rules in the format of
+//! `ip rule`.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -31,8 +31,8 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> RoutingRule {
     RoutingRule { family, selector: Selector::Mark(Mark::new(value, mask).unwrap()), table }
 }
 
-/// Routing tables with default routes through the first device (main), the second device (table 2), and a device that
-/// is no uplink (table 3).
+/// Applies the rules to three routing tables: the main table has a default route through the first device, table 2
+/// through the second device, and table 3 through a device that is no uplink.
 fn reply_routes(rules: &[RoutingRule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
@@ -87,7 +87,8 @@ fn rules_without_pod_tables_need_no_mark() {
     assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE)]), ReplyRoutes::default());
 }
 
-/// kubernetes/kubernetes#101910: the rule applies to sockets of the Node, and not to replies of Pods.
+/// The case of kubernetes/kubernetes#101910: the rule applies to packets of the Node's sockets, and not to replies of
+/// Pods.
 #[test]
 fn an_address_of_the_node_with_a_table_of_another_uplink_is_misrouted_unless_marks_select_that_uplink() {
     let misrouted = |rules: &[RoutingRule]| reply_routes(rules).misrouted_addresses.len();
@@ -177,7 +178,7 @@ fn a_mark_chooses_the_uplink_if_its_table_is_not_main_and_has_a_default_route_th
         routing.families_routed_by_mark(&UPLINKS.into())
     };
     assert_eq!(families(Family::V4, 2), [Family::V4].into());
-    // Cilium's rule selects a table of local routes for the packets of its proxy.
+    // Cilium's rule selects a table of local routes for packets that Cilium's proxy receives.
     for (family, table) in [(Family::V4, MAIN_TABLE), (Family::V4, 3), (Family::V4, 2004), (Family::V6, 2)] {
         assert_eq!(families(family, table), BTreeSet::new(), "{table}");
     }

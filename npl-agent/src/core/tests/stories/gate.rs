@@ -81,8 +81,8 @@ fn the_gate_of_a_pod_with_a_conflicting_host_port_waits_for_its_containers() {
     );
 }
 
-/// The agent never closes a gate, so a Pod that is ready stays ready while no agent runs. A Pod that is created while
-/// no agent runs becomes ready after the next agent has started.
+/// The agent never closes a readiness gate, so a Pod that is ready stays ready while no agent runs. A Pod that is
+/// created while no agent runs becomes ready after an agent has started.
 #[test]
 fn a_gate_stays_open_across_restarts_and_opens_after_the_start_for_a_pod_created_meanwhile() {
     check(

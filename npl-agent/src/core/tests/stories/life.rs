@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests which events end a mapping, and which events do not.
+//! Tests which events of Pods, Services and the Node end a mapping, and which do not.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

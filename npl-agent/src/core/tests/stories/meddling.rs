@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the reaction to changes of mappings, ports and annotations by other software.
+//! Tests how the agent reacts if software other than the agent changes mappings, ports or annotations.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

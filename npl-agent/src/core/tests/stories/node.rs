@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the published address of the Node.
+//! Tests which address of the Node the annotations publish.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

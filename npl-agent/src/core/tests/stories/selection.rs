@@ -486,8 +486,8 @@ fn a_mapping_that_cannot_leave_the_number_of_a_service_is_reported_on_both() {
     );
 }
 
-/// spidernet-io/spiderpool#2039: replies of Pods on macvlan, ipvlan and underlay bridges bypass the Node, so these Pods
-/// get no node port.
+/// The case of spidernet-io/spiderpool#2039: replies of Pods on macvlan, ipvlan and underlay bridges bypass the Node,
+/// so these Pods get no node port.
 #[test]
 fn a_pod_on_the_nodes_own_network_is_not_published_and_the_problem_names_the_device() {
     check(

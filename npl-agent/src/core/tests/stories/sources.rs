@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the allowed sources of a mapping, from the Service's annotation to the reuse of the node port.
+//! Tests when the agent writes and removes the allowed sources of a mapping: from the change of a Service's annotation
+//! to the reuse of the node port.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
