@@ -2,6 +2,8 @@
 //! The flow table: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
 //! requests needs no entry, because the mapping alone determines the destination of a request.
 
+use crate::hash;
+
 /// Maximum number of flow table entries per IP family in the kernel object; 131 072 entries take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
@@ -104,6 +106,24 @@ map_type! {
     }
 }
 
+impl FlowKeyV4 {
+    /// The flow's seeded hash, as the kernel programs compute it: the hash chooses the flow's slots in the half-open
+    /// cache.
+    pub const fn hash(&self, seed: u64) -> u64 {
+        let addresses = word_v4(self.client_addr) << u32::BITS | word_v4(self.pod_addr);
+        hash::flow(seed, addresses, ports_and_protocol(self.client_port, self.pod_port, self.protocol))
+    }
+}
+
+impl FlowKeyV6 {
+    /// As [`FlowKeyV4::hash`].
+    pub const fn hash(&self, seed: u64) -> u64 {
+        let ([client_high, client_low], [pod_high, pod_low]) = (halves(self.client_addr), halves(self.pod_addr));
+        let seed = hash::absorb(hash::absorb_both(seed, client_high, client_low), pod_high);
+        hash::flow(seed, pod_low, ports_and_protocol(self.client_port, self.pod_port, self.protocol))
+    }
+}
+
 impl FlowV4 {
     /// Creates a flow table entry. `node_addr` is in network byte order.
     #[inline(always)]
@@ -120,6 +140,29 @@ impl FlowV6 {
     pub const fn new(state: FlowState, node_addr: [u8; 16]) -> Self {
         Self { state, node_addr }
     }
+}
+
+/// The ports and the protocol as one word of a flow's hash.
+const fn ports_and_protocol(client_port: u16, pod_port: u16, protocol: u32) -> u64 {
+    (client_port as u64) << 32 | (pod_port as u64) << 8 | protocol as u64
+}
+
+/// An IPv4 address as a word of a flow's hash: the programs load addresses in the processor's byte order.
+const fn word_v4(addr: [u8; 4]) -> u64 {
+    u32::from_ne_bytes(addr) as u64
+}
+
+/// The halves of an IPv6 address as words of a flow's hash. The programs load the address as four 32-bit words in the
+/// processor's byte order.
+const fn halves(addr: [u8; 16]) -> [u64; 2] {
+    let bits = u128::from_be_bytes(addr);
+    [word_pair(bits >> u64::BITS), word_pair(bits)]
+}
+
+/// The low two 32-bit words of `bits`, each converted from network to host byte order.
+#[expect(clippy::cast_possible_truncation, reason = "only the low bits are used")]
+const fn word_pair(bits: u128) -> u64 {
+    (u32::from_be((bits >> u32::BITS) as u32) as u64) << u32::BITS | u32::from_be(bits as u32) as u64
 }
 
 // Programs cast a pointer to an IPv4 or IPv6 entry to a pointer to the entry's state.

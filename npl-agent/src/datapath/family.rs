@@ -30,7 +30,7 @@ use super::{
 };
 use crate::core::{
     flows,
-    flows::half_open::HalfOpenExpiry,
+    flows::half_open::{HalfOpenExpiry, after_removal},
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
@@ -83,16 +83,18 @@ pub(super) trait FamilyMaps: Send {
     /// Every established conntrack entry of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the conntrack entries of these Pod endpoints. Returns the number of removed entries.
-    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError>;
+    /// Removes the conntrack entries of these Pod endpoints, and changes the phase of their half-open words as
+    /// [`Self::remove_expired_flows`] does. Returns the number of removed entries.
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError>;
     /// The number of socket reverse NAT entries, and the maximum number of these entries.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
     /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock.
-    fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError>;
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. The half-open
+    /// words of these flows get the phase "replied", so that they expire too. `seed` is the seed of the flows' hashes.
+    fn remove_expired_flows(&mut self, now: Duration, seed: u64) -> Result<SweptFlows, DatapathError>;
 
     /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
@@ -173,6 +175,23 @@ impl<L: Layout> Maps<L> {
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
+    }
+
+    /// Changes the phase of the half-open words of flows that were removed from the flow table, see
+    /// [`after_removal`].
+    fn end_words(&self, keys: &[L::FlowKey], seed: u64) -> Result<(), DatapathError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        self.with_slots(|slots| {
+            for hash in keys.iter().map(|key| L::flow_hash(key, seed)) {
+                for index in [half_open::slot(hash), half_open::second_slot(hash)] {
+                    let Some(slot) = slots.get(index as usize) else { continue };
+                    let after = |word| after_removal(word, hash);
+                    let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+                }
+            }
+        })
     }
 
     /// Calls `look` with the key of every socket reverse NAT entry.
@@ -304,10 +323,11 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         Ok(records)
     }
 
-    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<usize, DatapathError> {
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
         stale.iter().try_for_each(|key| self.remove_flow(key))?;
+        self.end_words(&stale, seed)?;
         Ok(stale.len())
     }
 
@@ -336,7 +356,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         stale.iter().try_for_each(&mut remove)
     }
 
-    fn remove_expired_flows(&mut self, now: Duration) -> Result<SweptFlows, DatapathError> {
+    fn remove_expired_flows(&mut self, now: Duration, seed: u64) -> Result<SweptFlows, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
             flows::is_expired(L::pod_endpoint(key).protocol, L::state(flow), now, is_crowded)
@@ -347,16 +367,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             expired.extend(is_expired(key, flow, true).then_some(*key));
         })?;
         let is_crowded = flows::is_crowded(count, self.flow_capacity);
-        let mut removed = 0;
+        let mut removed = Vec::new();
         for key in expired {
             // The entry is read again, because the flow may have become active. If a packet of the flow arrives between
             // this read and the removal, the client's next packet recreates the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
-                removed += 1;
+                removed.push(key);
             }
         }
-        Ok(SweptFlows { removed, left: count - removed })
+        self.end_words(&removed, seed)?;
+        Ok(SweptFlows { removed: removed.len(), left: count - removed.len() })
     }
 
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {

@@ -61,6 +61,8 @@ pub(super) trait Layout {
     fn state(flow: &Self::Flow) -> &FlowState;
     /// Returns a copy of the conntrack entry `flow` whose state is `state`.
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
+    /// The hash that chooses the flow's slots in the half-open cache.
+    fn flow_hash(key: &Self::FlowKey, seed: u64) -> u64;
     /// The client and the NAT address of a conntrack entry.
     fn client_and_nat(key: &Self::FlowKey, flow: &Self::Flow) -> (SocketAddr, SocketAddr);
     /// The Pod address and port (host byte order) to which a local client is connected; `None` for an entry that
@@ -167,6 +169,10 @@ macro_rules! layout {
 
             fn with_state(flow: &$flow, state: FlowState) -> $flow {
                 $flow { state, ..*flow }
+            }
+
+            fn flow_hash(key: &$flow_key, seed: u64) -> u64 {
+                key.hash(seed)
             }
 
             fn client_and_nat(key: &$flow_key, flow: &$flow) -> (SocketAddr, SocketAddr) {

@@ -289,9 +289,9 @@ impl Tables {
         now: Duration,
         mut report: impl FnMut(Family, SweptFlows),
     ) -> Result<usize, DatapathError> {
-        let mut removed = 0;
+        let (mut removed, seed) = (0, self.config()?.seed);
         for family in Family::ALL {
-            let swept = self.family_mut(family).remove_expired_flows(now)?;
+            let swept = self.family_mut(family).remove_expired_flows(now, seed)?;
             report(family, swept);
             removed += swept.removed;
         }

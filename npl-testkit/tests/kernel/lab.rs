@@ -405,24 +405,10 @@ fn handshake_key(id: FlowId) -> u64 {
 
 /// Returns the flow's hash, as the kernel programs compute it.
 pub(crate) fn hash(id: FlowId) -> u64 {
-    let ports = u64::from(id.client.port()) << 32 | u64::from(id.pod.port()) << 8 | u64::from(id.protocol.number());
     match id.key() {
-        FlowKey::V4(key) => {
-            let [client, pod] = [key.client_addr, key.pod_addr].map(|addr| u64::from(u32::from_ne_bytes(addr)));
-            npl_common::hash::flow(SEED, client << 32 | pod, ports)
-        }
-        FlowKey::V6(key) => {
-            let [client, pod] = [key.client_addr, key.pod_addr].map(halves);
-            let seed = npl_common::hash::absorb(npl_common::hash::absorb_both(SEED, client[0], client[1]), pod[0]);
-            npl_common::hash::flow(seed, pod[1], ports)
-        }
+        FlowKey::V4(key) => key.hash(SEED),
+        FlowKey::V6(key) => key.hash(SEED),
     }
-}
-
-/// Returns an address as two 64-bit halves. The first four bytes of each half are its upper 32 bits.
-fn halves(addr: [u8; 16]) -> [u64; 2] {
-    let load = |offset: usize| u64::from(u32::from_ne_bytes(*addr[offset..].first_chunk().unwrap()));
-    [load(0) << 32 | load(4), load(8) << 32 | load(12)]
 }
 
 pub(crate) fn open<T: TryFrom<Map, Error = MapError>>(name: &str) -> T {

@@ -3,8 +3,8 @@
 //! has not changed.
 
 use npl_common::{
-    conntrack::{Action, Event, State, step},
-    half_open::phase,
+    conntrack::{Action, Event, Phase, State, step},
+    half_open::{matches, phase, with_phase},
     mapping::protocol,
 };
 
@@ -50,6 +50,19 @@ impl HalfOpenExpiry {
     }
 }
 
+/// The word that replaces a flow's word after the flow was removed from the flow table; `None` if the word stays.
+///
+/// A word with the phase "established" never expires, because packets of an established flow do not change the word.
+/// Without an entry in the flow table, the word would therefore translate the Pod's packets until another flow
+/// overwrites the slot. The phase "replied" expires, and the client's next packet establishes the flow again.
+pub const fn after_removal(word: u64, hash: u64) -> Option<u64> {
+    if matches(word, hash) && phase(word).is(Phase::ESTABLISHED) {
+        Some(with_phase(word, Phase::REPLIED))
+    } else {
+        None
+    }
+}
+
 /// Whether an entry that was unchanged in this number of sweeps has timed out. Half-open entries of every protocol have
 /// the same timeouts.
 fn has_timed_out(entry: u64, sweeps: u32) -> bool {
@@ -60,7 +73,7 @@ fn has_timed_out(entry: u64, sweeps: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use npl_common::{conntrack::Phase, half_open};
+    use npl_common::half_open;
 
     use super::*;
 
@@ -94,6 +107,17 @@ mod tests {
         for number in 0..u64::from(ANSWERED) * 2 {
             assert_eq!(expiry.observe([(3, entry(number << 40, Phase::REQUESTED))]), []);
         }
+    }
+
+    #[test]
+    fn only_an_established_entry_of_a_removed_flow_becomes_replied() {
+        let (hash, other) = (1 << 40, 2 << 40);
+        let replied = entry(hash, Phase::REPLIED);
+        assert_eq!(after_removal(entry(hash, Phase::ESTABLISHED), hash), Some(replied));
+        for word in [0, entry(hash, Phase::REQUESTED), replied, entry(hash, Phase::REFUSED)] {
+            assert_eq!(after_removal(word, hash), None);
+        }
+        assert_eq!(after_removal(entry(other, Phase::ESTABLISHED), hash), None);
     }
 
     #[test]

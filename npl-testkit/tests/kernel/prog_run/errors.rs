@@ -20,7 +20,7 @@ use crate::lab::{Lab, NEXT, Outcome};
 
 /// Returns types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, source quench or
 /// an unassigned type.
-fn kinds() -> [(u8, u8); 6] {
+pub(super) fn kinds() -> [(u8, u8); 6] {
     if family() == Family::V4 {
         [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0), (4, 0)]
     } else {
@@ -34,7 +34,7 @@ pub(crate) fn too_large() -> (u8, u8) {
 }
 
 /// Returns an error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
-fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) -> Packet {
+pub(super) fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) -> Packet {
     let mut error = Packet::icmp_error(sender, kind, code, quoted, bytes);
     let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("the packet is an ICMP error") };
     icmp.rest = [0, 0, 5, 20];

@@ -17,10 +17,10 @@ use super::scene::{
 use crate::counters::{first_request, reason, request};
 use crate::lab::{Lab, NEXT};
 
-const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
+pub(super) const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
 
 /// Initial sequence numbers of forged segments: outside of every window around the numbers of the connections.
-const FORGED_ISNS: [(u32, u32); 3] = [
+pub(super) const FORGED_ISNS: [(u32, u32); 3] = [
     (CLIENT_ISN ^ 1 << 31, POD_ISN ^ 1 << 31),
     (CLIENT_ISN + (1 << 26), POD_ISN + (1 << 26)),
     (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
@@ -52,7 +52,7 @@ fn timeout(state: &FlowState) -> u64 {
 
 /// Asserts that the connection's state is unchanged by the forged segments.
 #[track_caller]
-fn is_undisturbed(lab: &mut Lab) {
+pub(super) fn is_undisturbed(lab: &mut Lab) {
     is_request_translated(lab, ACK | PSH);
     is_reply_translated(lab, ACK);
     let entry = lab.flow(flow(Tcp)).unwrap();
@@ -98,7 +98,7 @@ fn forged_segments_do_not_disturb_an_established_connection() {
 
 /// Asserts that the Pod's segment of the direct connection leaves unchanged.
 #[track_caller]
-fn is_direct(lab: &mut Lab, packet: &Packet) {
+pub(super) fn is_direct(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, reason(Reason::UntrackedReply));
 }
 

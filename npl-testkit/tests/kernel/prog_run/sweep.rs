@@ -14,11 +14,17 @@ use npl_agent::datapath::SweptFlows;
 use npl_agent::metrics::{Counts, DatapathCounters, Format, Metrics};
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
 use npl_common::names::MAP_FLOW_V4;
+use npl_common::reason::Reason;
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
 use npl_testkit::poll;
 
-use super::scene::{Tcp, Udp, client, establish, flow, node, pod, tcp, udp, with_family, with_mappings};
+use super::scene::{
+    NODE_PORT, Tcp, Udp, client, establish, establishes, family, flow, from, is_reply_translated, node, pod, tcp, udp,
+    with_family, with_mappings,
+};
 use crate::bpffs_pool::BPFFS;
+use crate::counters::reason;
 use crate::lab::{Lab, open};
 
 struct NoCounters;
@@ -34,6 +40,10 @@ const AFTER_CLOSED: Duration = Duration::from_secs(31);
 const BEFORE_CLOSED: Duration = Duration::from_secs(29);
 const AFTER_UDP: Duration = Duration::from_secs(301);
 const SWEEP_LIMIT: Duration = Duration::from_mins(1);
+/// More than the idle timeout of every flow.
+const AFTER_ALL: Duration = Duration::from_hours(24 * 6);
+/// Sweeps after which every half-open entry has timed out.
+const ALL_SWEEPS: usize = 31;
 /// More entries than one batch read returns.
 const MANY: u32 = 20_000;
 
@@ -44,6 +54,19 @@ fn now() -> Duration {
 
 fn swept(lab: &mut Lab, later: Duration) -> usize {
     lab.datapath.tables.remove_expired_flows(now() + later, |_, _| {}).unwrap()
+}
+
+/// Removes every conntrack entry, as if no packet had arrived for longer than every idle timeout. The words of the
+/// half-open cache stay.
+pub(super) fn expire_flows(lab: &mut Lab) {
+    swept(lab, AFTER_ALL);
+}
+
+/// Runs sweeps of the half-open cache until every word without a flow has timed out, and returns the number of removed
+/// words.
+pub(super) fn expire_words(lab: &mut Lab) -> usize {
+    let mut expiry = Default::default();
+    (0..ALL_SWEEPS).map(|_| lab.datapath.tables.remove_expired_half_open(&mut expiry).unwrap()).sum()
 }
 
 #[test]
@@ -113,6 +136,53 @@ fn half_open_entries_time_out_and_established_flows_do_not() {
         lab.ingress(&udp(client(), node(), b"question"));
         lab.egress(&udp(pod(), client(), b"answer"));
         assert_eq!((passes(lab, 30), passes(lab, 1), passes(lab, 40)), (0, 1, 0));
+        assert!(lab.flow(flow(Tcp)).is_some());
+    });
+}
+
+/// Without the timeout, the word of an expired flow would translate the Pod's packets until another flow overwrites the
+/// word.
+#[test]
+fn word_of_an_expired_flow_times_out_too() {
+    with_mappings(|lab| {
+        establish(lab);
+        let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
+        for _packet in 0..2 {
+            lab.ingress(&question);
+            lab.egress(&answer);
+        }
+        let words = |lab: &mut Lab| [Tcp, Udp].map(|it| lab.own_slot(flow(it)).map(half_open::phase));
+        assert_eq!((expire_words(lab), words(lab)), (0, [Some(Phase::ESTABLISHED); 2]));
+        expire_flows(lab);
+        assert_eq!(words(lab), [Some(Phase::REPLIED); 2]);
+        assert_eq!(lab.egress(&answer).bytes, from(&answer, node()).build(), "a late answer is translated");
+        expire_flows(lab);
+        assert_eq!((expire_words(lab), words(lab)), (2, [None; 2]));
+        lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
+        let segment = tcp(pod(), client(), ACK, b"");
+        lab.egress(&segment).is(&segment, reason(Reason::UntrackedReply));
+    });
+}
+
+#[test]
+fn word_of_a_removed_endpoints_flow_times_out() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.remove(family(), Tcp, NODE_PORT);
+        lab.datapath.purge_flows().unwrap();
+        assert_eq!(lab.own_slot(flow(Tcp)).map(half_open::phase), Some(Phase::REPLIED));
+        assert_eq!((expire_words(lab), lab.own_slot(flow(Tcp))), (1, None));
+    });
+}
+
+#[test]
+fn clients_next_packet_establishes_an_expired_flow_again() {
+    with_mappings(|lab| {
+        establish(lab);
+        expire_flows(lab);
+        establishes(lab);
+        is_reply_translated(lab, ACK);
+        assert_eq!(expire_words(lab), 0);
         assert!(lab.flow(flow(Tcp)).is_some());
     });
 }

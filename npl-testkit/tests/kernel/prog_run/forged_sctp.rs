@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests forged SCTP packets with a client's address. The attacker knows none of the association's tags.
+
+use std::net::SocketAddr;
+
+use npl_common::conntrack;
+use npl_common::mapping::protocol;
+use npl_common::reason::Reason;
+use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK};
+use npl_testkit::packet::{Packet, SCTP_TAG, Transport};
+
+use super::scene::{NODE_PORT, Sctp, client, flow, from, node, pod, sctp, second_node, to, with_mappings};
+use crate::counters::reason;
+use crate::lab::{Lab, NEXT};
+
+const KINDS: [u8; 8] = [INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA, SHUTDOWN, SHUTDOWN_ACK, ABORT];
+/// Chunks that open no entry without a handshake.
+const HANDSHAKE_KINDS: [u8; 2] = [INIT, ABORT];
+const FORGED_TAG: u32 = SCTP_TAG ^ 1 << 31;
+
+/// Sends forged packets to `destination`, which reach the Pod.
+#[track_caller]
+fn attack(lab: &mut Lab, destination: SocketAddr, kinds: &[u8]) {
+    for kind in kinds {
+        let mut forged = sctp(client(), destination, *kind, b"");
+        let Transport::Sctp(packet) = &mut forged.transport else { unreachable!("the packet is SCTP") };
+        if matches!(*kind, INIT | INIT_ACK) {
+            packet.chunks[4..8].copy_from_slice(&FORGED_TAG.to_be_bytes());
+        }
+        if *kind != INIT {
+            packet.tag = FORGED_TAG;
+        }
+        let outcome = lab.ingress(&forged);
+        assert_eq!((outcome.action, outcome.bytes), (NEXT, to(&forged, pod()).build()), "{kind}");
+    }
+}
+
+#[track_caller]
+fn asks(lab: &mut Lab, server: SocketAddr, kind: u8) {
+    let packet = sctp(client(), server, kind, b"");
+    assert_eq!(lab.ingress(&packet).bytes, to(&packet, pod()).build());
+}
+
+fn answer(kind: u8) -> Packet {
+    sctp(pod(), client(), kind, b"")
+}
+
+#[track_caller]
+fn is_answered(lab: &mut Lab, kind: u8) {
+    assert_eq!(lab.egress(&answer(kind)).bytes, from(&answer(kind), node()).build(), "{kind}");
+}
+
+#[test]
+fn forged_inits_and_aborts_during_a_handshake_do_not_disturb_the_association() {
+    with_mappings(|lab| {
+        let attack_both =
+            |lab: &mut Lab| [node(), second_node()].into_iter().for_each(|it| attack(lab, it, &HANDSHAKE_KINDS));
+        attack_both(lab);
+        for (kind, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK)] {
+            asks(lab, node(), kind);
+            attack_both(lab);
+            is_answered(lab, of_pod);
+            attack_both(lab);
+        }
+        asks(lab, node(), DATA);
+        attack(lab, second_node(), &HANDSHAKE_KINDS);
+        is_answered(lab, DATA);
+        assert!(lab.flow(flow(Sctp)).is_some());
+    });
+}
+
+#[test]
+fn forged_packets_to_another_node_address_do_not_disturb_an_established_association() {
+    with_mappings(|lab| {
+        for (kind, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK)] {
+            asks(lab, node(), kind);
+            is_answered(lab, of_pod);
+        }
+        for _exchange in 0..3 {
+            attack(lab, second_node(), &KINDS);
+            is_answered(lab, DATA);
+            asks(lab, node(), DATA);
+        }
+        let entry = lab.flow(flow(Sctp)).unwrap();
+        assert_eq!((entry.node_addr, entry.state.node_port), (node().ip(), NODE_PORT));
+        let state = conntrack::State::established(entry.state.client_tcp_flags, entry.state.pod_tcp_flags);
+        assert_eq!(conntrack::established_timeout_ns(state, protocol::SCTP, false), conntrack::SCTP_NS);
+    });
+}
+
+/// The Pod discards packets with a wrong tag, and the program changes no state for packets to the Pod's own address.
+#[test]
+fn forged_packets_to_the_pod_do_not_disturb_an_association() {
+    with_mappings(|lab| {
+        for (kind, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
+            attack(lab, pod(), &KINDS);
+            asks(lab, node(), kind);
+            attack(lab, pod(), &KINDS);
+            is_answered(lab, of_pod);
+        }
+    });
+}
+
+#[test]
+fn forged_inits_and_aborts_do_not_divert_the_replies_of_a_direct_association() {
+    with_mappings(|lab| {
+        for (kind, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
+            asks(lab, pod(), kind);
+            for node in [node(), second_node()] {
+                attack(lab, node, &HANDSHAKE_KINDS);
+            }
+            lab.egress(&answer(of_pod)).is(&answer(of_pod), reason(Reason::UntrackedReply));
+        }
+        assert_eq!((lab.flow(flow(Sctp)), lab.own_slot(flow(Sctp))), (None, None));
+    });
+}
