@@ -91,7 +91,7 @@ fn pod(namespace: &TemporaryNamespace<'_>, node: &str, image: &str) -> Value {
             {"name": "NPL_CGROUP", "value": "/cgroup"},
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "384Mi"}},
         "securityContext": {
             "runAsUser": 0,
             "runAsGroup": 0,

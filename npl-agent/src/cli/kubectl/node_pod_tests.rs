@@ -100,9 +100,8 @@ fn the_container_has_the_rights_of_the_agents_container() {
         let namespace = TemporaryNamespace::new(kubectl, &NAMESPACE);
         pod(&namespace, "node-2", "npl:1")["spec"].take()
     });
-    for rights in
-        ["/securityContext", "/hostNetwork", "/hostPID", "/containers/0/securityContext", "/containers/0/name"]
-    {
-        assert_eq!(pod.pointer(rights), agent.pointer(rights), "{rights}");
+    let container = ["name", "securityContext", "resources/limits"].map(|field| format!("/containers/0/{field}"));
+    for rights in ["/securityContext", "/hostNetwork", "/hostPID"].map(str::to_owned).into_iter().chain(container) {
+        assert_eq!(pod.pointer(&rights), agent.pointer(&rights), "{rights}");
     }
 }
