@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{build, build_ebpf, commits, paths, process, tidy};
+use crate::{build, build_ebpf, commits, paths, process, setup, tidy};
 
 /// Arguments of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -18,13 +18,14 @@ pub(crate) struct Check {
 }
 
 /// The checks that run no tests, the fastest ones first.
-pub(crate) const STATIC: [Check; 6] = [
+pub(crate) const STATIC: [Check; 7] = [
     Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
     Check { name: "commit subjects", run: commits::check },
     Check { name: "formatting", run: formatting },
     Check { name: "lints of the kernel programs", run: build_ebpf::lint },
     Check { name: "lints", run: lints },
     Check { name: "documentation", run: documentation },
+    Check { name: "licenses and sources of dependencies", run: dependencies },
 ];
 
 /// The crates, except xtask, whose unit tests need neither root nor kernel programs.
@@ -74,6 +75,14 @@ fn lints() -> Result<()> {
 fn documentation() -> Result<()> {
     let mut command = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Compares the dependencies with `deny.toml`. The check of advisories is left out, because its result changes without
+/// a change of this repository.
+fn dependencies() -> Result<()> {
+    let mut command = Command::new(setup::cargo_deny()?);
+    command.args(["--locked", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
+    process::run(command.current_dir(paths::root()))
 }
 
 fn tests() -> Result<()> {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask docs`: writes docs/reference/. Tests of the agent and the feed compare the pages with the code. This
-//! command runs these tests in a mode in which the tests write the pages.
+//! `cargo xtask docs`: writes docs/reference/ and the picture of docs/performance.md. Tests of the agent and the feed
+//! compare the pages with the code. This command runs these tests in a mode in which they write the pages instead.
 
 use anyhow::Result;
 
-use crate::{build, build_ebpf, chart, process};
+use crate::{build, build_ebpf, chart, picture, process};
 
 /// Arguments of `cargo xtask docs`.
 #[derive(Debug, clap::Args)]
@@ -13,6 +13,7 @@ pub(crate) struct Options {}
 /// Renders the pages of docs/reference/.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     chart::write_values_page()?;
+    picture::write_of_page()?;
     // The kernel object is built first, because a test compares the object's maps with the maps in the reference.
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");

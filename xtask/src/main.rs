@@ -25,6 +25,7 @@ mod image;
 mod kernel_object;
 mod leftovers;
 mod paths;
+mod picture;
 mod process;
 mod setup;
 mod tally;
@@ -63,7 +64,7 @@ enum Command {
     Check(check::Options),
     /// Render the manifests of deploy/ and the page of its values from the Helm chart.
     Chart(chart::Options),
-    /// Render docs/reference/ from the code.
+    /// Render docs/reference/ from the code, and the picture of docs/performance.md from the result there.
     Docs(docs::Options),
     /// Check the repository's own rules: names, layers, documents, licenses.
     Tidy(tidy::Options),

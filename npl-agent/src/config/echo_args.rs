@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hidden commands that the Pods of `kubectl npl test` run.
+//! The hidden commands that the Pods of `kubectl npl test` and of `kubectl npl on` run.
 
 use std::{fmt, str::FromStr};
 
@@ -18,6 +18,8 @@ pub enum EchoCommand {
         #[arg(value_name = "PROTOCOL,ADDRESS:PORT,BYTES", required = true)]
         probes: Vec<Probe>,
     },
+    /// Wait until the process is killed: keeps the Pod of `kubectl npl on NODE --create-pod` running.
+    Wait,
     /// Print the addresses of all network devices as a JSON array.
     Addresses,
     /// Open one connection. Send one request at the start and one for each line of standard input, and print each

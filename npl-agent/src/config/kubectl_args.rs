@@ -52,6 +52,12 @@ const TEST_EXAMPLES: &str = "Examples:
   kubectl npl test --node node-1 --node node-2     these Nodes
   kubectl npl test -o json | jq '.rows[] | select(.result == \"failed\")'";
 
+const ON_EXAMPLES: &str = "Examples:
+  kubectl npl on node-1 flows --pod web-0
+  kubectl npl on node-1 doctor
+  kubectl npl on node-2 --create-pod --image registry.example/npl-agent:0.1.0 doctor     before the installation
+  kubectl npl on node-2 --create-pod cleanup     a Node that lost its agent";
+
 /// The subcommands of the plug-in.
 #[derive(Debug, Clone, Subcommand)]
 pub enum KubectlCommand {
@@ -79,8 +85,10 @@ pub enum KubectlCommand {
     /// passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
-    /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor.
-    #[command(after_help = "Examples:\n  kubectl npl on node-1 flows --pod web-0\n  kubectl npl on node-1 doctor")]
+    /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor, bundle, cleanup. The command
+    /// runs in the agent's Pod; if no agent runs on the Node, `--create-pod` creates a Pod for this command only. Exits
+    /// with the exit code of the command.
+    #[command(after_help = ON_EXAMPLES)]
     On(OnArgs),
     /// The hidden commands.
     #[command(flatten)]
@@ -217,6 +225,17 @@ pub struct OnArgs {
     #[arg(value_name = "NODE")]
     pub node: String,
 
+    /// If no agent runs on the Node, create a Pod there for this command only, and remove the Pod afterwards. The Pod
+    /// has the rights of the agent's container: host network, BPF file system, `CAP_BPF` and `CAP_NET_ADMIN`. Give this
+    /// flag before COMMAND.
+    #[arg(long)]
+    pub create_pod: bool,
+
+    /// Create the Pod with this image, which must contain this version of npl-agent. Unset: with the image of an agent
+    /// on another Node.
+    #[arg(long, value_name = "REFERENCE", requires = "create_pod")]
+    pub image: Option<String>,
+
     /// The command of the agent and its flags.
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<String>,
@@ -225,6 +244,19 @@ pub struct OnArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_after_the_node_are_of_the_plugin_and_flags_after_the_command_are_of_the_command() {
+        let on = |line: &str| match KubectlCli::try_parse_from(line.split(' ')).map(|cli| cli.command) {
+            Ok(KubectlCommand::On(args)) => Ok((args.create_pod, args.image, args.arguments.join(" "))),
+            other => Err(format!("{other:?}")),
+        };
+        let expected = Ok((true, Some("a:1".to_owned()), "flows --image b -o json".to_owned()));
+        assert_eq!(on("kubectl-npl on n --create-pod --image a:1 flows --image b -o json"), expected);
+        assert_eq!(on("kubectl-npl on --create-pod --image a:1 n flows --image b -o json"), expected);
+        assert_eq!(on("kubectl-npl on n doctor --create-pod"), Ok((false, None, "doctor --create-pod".to_owned())));
+        assert!(on("kubectl-npl on n --image a:1 doctor").unwrap_err().contains("--create-pod"));
+    }
 
     #[test]
     fn a_service_and_its_port_are_read_and_other_text_is_refused_with_an_example() {

@@ -1,41 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the commands that README.md and docs/operate.md tell operators to run in the agent's Pod.
+//! Tests the commands that the documents tell operators to run.
 
-use std::collections::BTreeSet;
 use std::fs;
+use std::path::PathBuf;
 
 use npl_testkit::real_cluster::{Cni, KubeProxy};
 use npl_testkit::{poll, tools};
 
 use crate::agent;
-use crate::world::{LIMIT, World};
+use crate::world::{LIMIT, NAMESPACE, World};
 
-/// The documents that contain such commands, and the prefix of a line that can be run unchanged.
-const DOCUMENTS: [&str; 2] = ["README.md", "docs/operate.md"];
-const BEGINNING: &str = "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent ";
+/// The first line of a block of shell commands that the test below runs, on a cluster with NPL and an enabled Service.
+const MARK: &str = "```sh run";
 
-/// Each subcommand in the documents, and a word that its output contains if it has found the agent's pins.
-const OUTPUTS: [(&str, &str); 3] = [("doctor", "programs on"), ("mappings", "8080"), ("status", "running")];
+/// Commands in marked blocks, and a word that the output contains if the command has found the agent's pins, the Pods or
+/// the agents.
+const OUTPUTS: [(&str, &str); 5] = [
+    ("/npl-agent doctor", "programs on"),
+    ("/npl-agent mappings", "8080"),
+    ("/npl-agent status", "running"),
+    ("kubectl get pods -l app=web", "\"podPort\":8080"),
+    ("rollout status daemonset/npl-agent", "successfully rolled out"),
+];
 
-/// A command without its own flags must find the pins of the agent, and `doctor` must report no failed check.
-pub(crate) fn the_commands_of_the_documents_run_in_the_agents_pod(world: &mut World) {
-    world.wait_for_shop(4);
-    let mut subcommands = BTreeSet::new();
-    for document in DOCUMENTS {
-        let text = fs::read_to_string(tools::repository_file(document)).unwrap();
-        let commands: Vec<&str> = text.lines().filter(|line| line.starts_with(BEGINNING)).collect();
-        assert!(!commands.is_empty(), "{document} has no command for the agent's Pod");
-        for command in commands {
-            let command = command.split('#').next().unwrap_or_default();
-            let words: Vec<&str> = command.split_whitespace().skip(1).collect();
-            let output = world.kubectl(&words);
-            let subcommand = words.last().copied().unwrap_or_default().to_owned();
-            let (_, expected) = OUTPUTS.iter().find(|(name, _)| *name == subcommand).unwrap();
-            assert!(output.contains(expected), "`{command}` printed: {output}");
-            subcommands.insert(subcommand);
+/// Returns README.md and the documents of the folder `docs`.
+fn documents() -> Vec<PathBuf> {
+    let files = fs::read_dir(tools::repository_file("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let documents = files.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    documents.chain([tools::repository_file("README.md")]).collect()
+}
+
+/// Returns the marked blocks of a document, which may be indented as part of a list.
+fn marked_blocks(text: &str) -> Vec<String> {
+    let (mut blocks, mut block) = (Vec::new(), None::<String>);
+    for line in text.lines().map(str::trim_start) {
+        match block.take() {
+            None if line == MARK => block = Some(String::new()),
+            None => {}
+            Some(commands) if line == "```" => blocks.push(commands),
+            Some(commands) => block = Some(commands + line + "\n"),
         }
     }
-    assert!(subcommands.into_iter().eq(OUTPUTS.map(|(name, _)| name.to_owned())));
+    blocks
+}
+
+/// Every marked block succeeds on a workstation. The commands in the agent's Pod must find the pins of the agent without
+/// flags, and `doctor` must report no failed check.
+pub(crate) fn the_commands_of_the_documents_run_in_the_agents_pod(world: &mut World) {
+    world.wait_for_shop(4);
+    let mut seen = vec![false; OUTPUTS.len()];
+    for document in documents() {
+        for block in marked_blocks(&fs::read_to_string(&document).unwrap()) {
+            // The commands of the documents use the namespace of the user's context, and a placeholder for a Node.
+            let script = format!(
+                "set -eu\nkubectl() {{ command kubectl --namespace {NAMESPACE} \"$@\"; }}\n{}",
+                block.replace("=NODE ", "=node-1 ")
+            );
+            let mut command = world.cluster.cluster().command("sh").unwrap();
+            let output = tools::output(command.args(["-c", &script])).unwrap();
+            for ((part, expected), seen) in OUTPUTS.iter().zip(&mut seen).filter(|((part, _), _)| block.contains(part))
+            {
+                assert!(output.contains(expected), "`{part}` of {} printed: {output}", document.display());
+                *seen = true;
+            }
+        }
+    }
+    assert!(seen.iter().all(|seen| *seen), "no marked block has a command of {OUTPUTS:?}: {seen:?}");
 }
 
 /// The doctor must name the CNI, the policy engine and the Service proxy that the cluster has.

@@ -19,6 +19,7 @@ mod machine;
 mod moves;
 mod network;
 mod network_policy;
+mod node_pod;
 mod offload;
 mod path_test;
 mod policy;
@@ -58,6 +59,10 @@ const TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "an_interrupted_kubectl_npl_test_removes_its_objects",
         path_test::an_interrupted_kubectl_npl_test_removes_its_objects,
+    ),
+    ClusterTest::new(
+        "commands_run_in_a_pod_on_a_node_without_an_agent",
+        node_pod::commands_run_in_a_pod_on_a_node_without_an_agent,
     ),
     ClusterTest::new(
         "an_agent_may_write_its_annotation_and_nothing_else",

@@ -23,7 +23,8 @@ struct Outcome {
     notes: String,
 }
 
-fn command(world: &World, arguments: &[&str]) -> Command {
+/// Returns `kubectl npl` with these arguments, and pipes for its outputs.
+pub(crate) fn plugin(world: &World, arguments: &[&str]) -> Command {
     let folder = world.cluster.run().file("plug-in");
     if !folder.exists() {
         fs::create_dir(&folder).unwrap();
@@ -31,13 +32,13 @@ fn command(world: &World, arguments: &[&str]) -> Command {
     }
     let mut command = world.cluster.cluster().command("kubectl").unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    command.env("PATH", path).args(["npl", "test"]).args(arguments);
+    command.env("PATH", path).arg("npl").args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
 fn run(world: &World) -> Outcome {
-    let output = command(world, &["--output", "json"]).output().unwrap();
+    let output = plugin(world, &["test", "--output", "json"]).output().unwrap();
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     let answer = serde_json::from_slice::<Value>(&output.stdout);
     assert!(answer.is_ok(), "{answer:?}: {notes}");
@@ -113,7 +114,7 @@ pub(crate) fn an_interrupted_kubectl_npl_test_removes_its_objects(world: &mut Wo
     let api = world.cluster.cluster().client();
     let labels = json!({"app.kubernetes.io/name": "npl-test"});
     api.create("/api/v1/namespaces", &json!({"metadata": {"name": "npl-test-left", "labels": labels}})).unwrap();
-    let running = command(world, &[]).spawn().unwrap();
+    let running = plugin(world, &["test"]).spawn().unwrap();
     let has_own = || (namespaces(world).len() == 2).then_some(());
     poll::until("the Namespace of the test", LIMIT, has_own).unwrap();
     let is_ended = Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap().success();

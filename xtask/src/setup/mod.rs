@@ -5,6 +5,8 @@
 mod apt;
 mod balancers;
 mod bpf_linker;
+mod cargo_deny;
+mod cargo_tool;
 mod kernels;
 mod kubernetes;
 mod parts;
@@ -17,6 +19,7 @@ use anyhow::{Result, bail};
 pub(crate) use apt::{is_available as can_install, is_root};
 pub(crate) use balancers::obtain as balancers;
 pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
+pub(crate) use cargo_deny::obtain as cargo_deny;
 
 use crate::{ebpf, process};
 use apt::Program;
@@ -114,6 +117,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
+    process::detail(&format!("check of dependencies: {}", cargo_deny()?.display()));
     process::detail(&format!("load balancers: {}", balancers()?.display()));
     for kernel in options.kernels.iter().filter_map(|name| name.0) {
         let image = kernel.obtain()?;

@@ -7,6 +7,7 @@ mod documents;
 mod homonyms;
 mod layers;
 mod names;
+mod picture;
 mod proofs;
 mod prose;
 mod purity;
@@ -75,6 +76,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         proofs::check,
         prose::check,
         chart::check,
+        picture::check,
     ];
     rules.iter().flat_map(|check| check(tree)).collect()
 }

@@ -11,6 +11,7 @@ use std::{
     collections::BTreeSet,
     io::{self, BufRead as _, Read},
     net::IpAddr,
+    thread,
 };
 
 use anyhow::Context as _;
@@ -46,6 +47,7 @@ pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
     match command {
         EchoCommand::Serve(args) => server::serve(args),
         EchoCommand::Ask { probes } => print_json(&ask_all(probes)),
+        EchoCommand::Wait => wait(),
         EchoCommand::Addresses => print_json(&addresses()?),
         EchoCommand::Hold { probe } => {
             let connection = client::Connection::open(*probe);
@@ -56,6 +58,12 @@ pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
             }
             Ok(())
         }
+    }
+}
+
+fn wait() -> ! {
+    loop {
+        thread::park();
     }
 }
 

@@ -10,8 +10,12 @@ mod cluster;
 mod interrupt;
 mod mappings;
 mod members;
+mod node_pod;
 mod nodes;
+#[cfg(test)]
+mod script;
 mod status;
+mod temporary;
 mod test;
 mod why;
 

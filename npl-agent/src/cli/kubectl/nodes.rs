@@ -3,16 +3,16 @@
 
 use std::{collections::BTreeMap, process::ExitCode, thread};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::{Kubectl, items_at, text_at};
+use super::{Kubectl, items_at, node_pod, text_at};
 use crate::config::kubectl_args::OnArgs;
 
 /// The label selector of the agents' Pods.
 const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=agent";
 /// The name of the agent's container.
-const CONTAINER: &str = "npl-agent";
+pub(super) const CONTAINER: &str = "npl-agent";
 /// The path of the binary `npl-agent` in the agents' image.
 pub(super) const PROGRAM: &str = "/npl-agent";
 /// The maximum number of commands that run in agents' Pods at the same time.
@@ -97,14 +97,57 @@ pub(super) fn for_each<T: Send>(nodes: &[String], work: impl Fn(&str) -> T + Syn
 /// Runs a command of the agent on a Node, with this process's standard output, and returns its exit code.
 pub(super) fn run_on(kubectl: Kubectl<'_>, args: &OnArgs) -> anyhow::Result<ExitCode> {
     let agents = agents(kubectl)?;
-    let agent = agents.get(&args.node).with_context(|| {
-        format!(
-            "no agent's Pod is on Node {}, among those with the labels {SELECTOR} in namespace {}",
-            args.node, kubectl.connection.agent_namespace
-        )
-    })?;
+    let Some(agent) = agents.get(&args.node).filter(|agent| agent.is_running) else {
+        let is_absent = !agents.contains_key(&args.node);
+        ensure!(args.create_pod, "{}", no_agent(&kubectl.connection.agent_namespace, &args.node, is_absent));
+        return node_pod::run(kubectl, args, image(args, &agents)?);
+    };
     let arguments: Vec<&str> = args.arguments.iter().map(String::as_str).collect();
     let status = kubectl.command(&exec_arguments(kubectl, agent, &arguments)).status();
     let code = status.context("run kubectl: it must be on the PATH")?.code();
     Ok(code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Returns the reason why a command cannot run on a Node, with the remedy.
+fn no_agent(namespace: &str, node: &str, is_absent: bool) -> String {
+    let reason = if is_absent {
+        format!("no agent's Pod is on Node {node}, among those with the labels {SELECTOR} in namespace {namespace}")
+    } else {
+        format!("the agent's container on Node {node} does not run")
+    };
+    format!("{reason}; with --create-pod, the command runs in a new Pod with the agent's rights, which is then removed")
+}
+
+/// Returns the image for a Pod on a Node without a running agent.
+fn image<'a>(args: &'a OnArgs, agents: &'a BTreeMap<String, AgentPod>) -> anyhow::Result<&'a str> {
+    let used = || agents.values().map(|agent| agent.image.as_str()).find(|image| !image.is_empty());
+    args.image.as_deref().or_else(used).with_context(|| {
+        format!("no agent's Pod names the image: give --image with an image of npl-agent {}", env!("CARGO_PKG_VERSION"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_is_that_of_the_flag_or_of_an_agent_on_another_node() {
+        let mut args =
+            OnArgs { node: "node-2".to_owned(), create_pod: true, image: None, arguments: vec!["doctor".to_owned()] };
+        let agent = AgentPod { image: "registry.example/npl:1".to_owned(), ..AgentPod::default() };
+        let agents = [("node-1".to_owned(), agent)].into();
+        assert_eq!(image(&args, &agents).unwrap(), "registry.example/npl:1");
+        assert!(image(&args, &BTreeMap::new()).unwrap_err().to_string().contains("give --image"));
+        args.image = Some("localhost/npl:2".to_owned());
+        assert_eq!(image(&args, &agents).unwrap(), "localhost/npl:2");
+    }
+
+    #[test]
+    fn a_node_without_a_running_agent_is_named_with_the_remedy() {
+        for (is_absent, reason) in [(true, "no agent's Pod is on Node n"), (false, "container on Node n does not run")]
+        {
+            let text = no_agent("npl-system", "n", is_absent);
+            assert!(text.contains(reason) && text.contains("--create-pod"), "{text}");
+        }
+    }
 }

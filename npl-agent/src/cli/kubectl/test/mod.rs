@@ -11,9 +11,9 @@ use std::{collections::BTreeSet, process::ExitCode, time::Duration};
 
 use self::{
     report::Report,
-    scene::{PUBLICATION, Scene},
+    scene::{NAMESPACE, PUBLICATION, START, Scene},
 };
-use super::{Kubectl, interrupt::Interrupt};
+use super::{Kubectl, interrupt::Interrupt, temporary::name_leftovers};
 use crate::{
     cli::note,
     config::kubectl_args::TestArgs,
@@ -31,13 +31,13 @@ const LIMIT: Duration = Duration::from_mins(8);
 pub(super) fn run(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::watch(LIMIT)?;
     let kubectl = kubectl.within(&interrupt);
-    scene::name_leftovers(kubectl)?;
+    name_leftovers(kubectl, &NAMESPACE)?;
     let sites = site::choose(kubectl, args)?;
     let names: Vec<&str> = sites.iter().map(|site| site.node.as_str()).collect();
     note(&format!("testing the paths to {}", names.join(" and ")));
     let scene = Scene::new(kubectl, &sites)?;
     let verdict = test(args, &scene, &interrupt);
-    let is_removed = scene.remove(&interrupt);
+    let is_removed = scene.namespace.remove(&interrupt);
     Ok(ExitCode::from(exit_code(verdict?, is_removed)))
 }
 
@@ -55,7 +55,7 @@ fn exit_code(verdict: HealthVerdict, is_removed: bool) -> u8 {
 }
 
 fn all_rows(scene: &Scene<'_>, interrupt: &Interrupt) -> anyhow::Result<Vec<Row>> {
-    scene.wait_for_pods(interrupt)?;
+    scene.namespace.wait_for_pods(interrupt, START)?;
     let (servers, mut rows) = published(scene, interrupt)?;
     let (paths, not_tried) = plan(&servers);
     let observed = clients::observe(scene, &paths);

@@ -8,19 +8,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow};
 use serde_json::{Value, json};
 
 use super::site::Site;
 use crate::{
-    cli::{
-        kubectl::{
-            Kubectl, cluster,
-            interrupt::Interrupt,
-            nodes::{self, PROGRAM},
-            text_at,
-        },
-        note,
+    cli::kubectl::{
+        Kubectl, cluster,
+        nodes::{self, PROGRAM},
+        temporary::{Kind, NAME_LABEL, TemporaryNamespace},
     },
     config::{echo_args::Listen, label_selector},
     core::{
@@ -31,9 +27,8 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The label of the test's Namespace. By this label, each run of the test finds Namespaces that earlier runs have not
-/// removed.
-const LABEL: (&str, &str) = ("app.kubernetes.io/name", "npl-test");
+/// The Namespaces of tests.
+pub(super) const NAMESPACE: Kind = Kind { label: "npl-test", level: "restricted" };
 /// The key of the Pods' label by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
 const SERVICE: &str = "echo";
@@ -42,18 +37,9 @@ const CONTAINER: &str = "echo";
 /// The hidden command of `npl-agent` that the Pods run.
 const COMMAND: &str = "echo";
 /// The limit for the start of the Pods, whose image the Nodes have pulled already.
-const START: Duration = Duration::from_mins(2);
+pub(super) const START: Duration = Duration::from_mins(2);
 /// The limit for the publication of all node ports.
 pub(super) const PUBLICATION: Duration = Duration::from_mins(1);
-/// The limit for the removal of all objects.
-const REMOVAL: Duration = Duration::from_mins(5);
-/// The limit for one attempt of the removal.
-const ATTEMPT: &str = "--timeout=90s";
-/// The number of attempts to remove the objects.
-const ATTEMPTS: usize = 3;
-/// The prefix of the names of the test's Namespaces.
-const PREFIX: &str = "npl-test-";
-
 /// Returns the port of the echo Pods for a protocol. Each protocol has its own port. If all protocols had the same
 /// port, they would need the same node port, which might not be free for all protocols.
 const fn port(protocol: Protocol) -> u16 {
@@ -68,29 +54,10 @@ const fn port(protocol: Protocol) -> u16 {
 #[derive(Debug)]
 pub(super) struct Scene<'a> {
     pub(super) kubectl: Kubectl<'a>,
-    pub(super) namespace: String,
+    pub(super) namespace: TemporaryNamespace<'a>,
     pub(super) sites: &'a [Site],
     /// The labels by which all agents select the Service.
     service_labels: BTreeMap<String, String>,
-}
-
-/// Writes the names of Namespaces that another test has not removed to standard error.
-pub(super) fn name_leftovers(kubectl: Kubectl<'_>) -> anyhow::Result<()> {
-    let selector = format!("{}={}", LABEL.0, LABEL.1);
-    for namespace in kubectl.list(&["namespaces", "--selector", &selector])? {
-        if let Some(name) = leftover(&namespace) {
-            let remedy = kubectl.line(&["delete", "namespace", name]);
-            note(&format!("Namespace {name} is of another test: unless it is still running, `{remedy}`"));
-        }
-    }
-    Ok(())
-}
-
-/// Returns the name of the Namespace if an earlier run of the test created the Namespace and it is not being removed.
-/// Namespaces of users may have the same label, so the prefix of the name is checked, too.
-fn leftover(namespace: &Value) -> Option<&str> {
-    let is_being_removed = namespace.pointer("/metadata/deletionTimestamp").is_some();
-    Some(text_at(namespace, "/metadata/name")).filter(|name| !is_being_removed && name.starts_with(PREFIX))
 }
 
 /// Returns the name of a Node's echo Pod.
@@ -106,7 +73,6 @@ pub(super) fn client_pod(index: usize) -> String {
 impl<'a> Scene<'a> {
     /// Chooses the names of the objects, without creating them.
     pub(super) fn new(kubectl: Kubectl<'a>, sites: &'a [Site]) -> anyhow::Result<Self> {
-        let suffix: String = std::iter::repeat_with(fastrand::lowercase).take(5).collect();
         let selectors = sites.iter().filter_map(Site::service_selector).collect();
         let service_labels = label_selector::satisfying(&selectors).map_err(|requirements| {
             anyhow!(
@@ -114,15 +80,15 @@ impl<'a> Scene<'a> {
                  agents' --service-selector"
             )
         })?;
-        Ok(Self { kubectl, namespace: format!("{PREFIX}{suffix}"), sites, service_labels })
+        Ok(Self { kubectl, namespace: TemporaryNamespace::new(kubectl, &NAMESPACE), sites, service_labels })
     }
 
     /// Creates all objects of the test.
     pub(super) fn create(&self, image: Option<&str>) -> anyhow::Result<()> {
-        self.kubectl.create(&self.namespace_object())?;
+        self.namespace.create()?;
         // The Pods use a service account of their own, because the controller may create the service account `default`
         // later than the Pods.
-        let account = self.object("ServiceAccount", "v1", SERVICE);
+        let account = self.namespace.object("ServiceAccount", SERVICE);
         let mut objects = vec![account, self.service()];
         for (index, site) in self.sites.iter().enumerate() {
             let image = image.unwrap_or(&site.agent.image);
@@ -132,26 +98,13 @@ impl<'a> Scene<'a> {
         self.kubectl.create(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))
     }
 
-    fn namespace_object(&self) -> Value {
-        let labels = json!({
-            LABEL.0: LABEL.1,
-            "pod-security.kubernetes.io/enforce": "restricted",
-        });
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}})
-    }
-
-    fn object(&self, kind: &str, version: &str, name: &str) -> Value {
-        let metadata = json!({"name": name, "namespace": self.namespace, "labels": {LABEL.0: LABEL.1}});
-        json!({"apiVersion": version, "kind": kind, "metadata": metadata})
-    }
-
     /// Returns the protocols that any agent maps. An agent ignores Service ports whose protocol it does not map.
     fn protocols(&self) -> BTreeSet<Protocol> {
         self.sites.iter().flat_map(Site::protocols).collect()
     }
 
     fn service(&self) -> Value {
-        let mut service = self.object("Service", "v1", SERVICE);
+        let mut service = self.namespace.object("Service", SERVICE);
         let ports: Vec<Value> = self
             .protocols()
             .iter()
@@ -161,7 +114,7 @@ impl<'a> Scene<'a> {
         service["metadata"]["labels"] = json!(self.service_labels);
         service["metadata"]["annotations"] = json!({keys.enabled: "true"});
         service["spec"] = json!({
-            "selector": {LABEL.0: LABEL.1, ROLE: "echo"}, "ports": ports, "ipFamilyPolicy": "PreferDualStack",
+            "selector": {NAME_LABEL: NAMESPACE.label, ROLE: "echo"}, "ports": ports, "ipFamilyPolicy": "PreferDualStack",
         });
         service
     }
@@ -169,12 +122,12 @@ impl<'a> Scene<'a> {
     /// Returns the name that a Pod's answers contain. The name includes the Namespace, because a concurrent run of the
     /// test has Pods with the same names.
     fn identity(&self, pod: &str) -> String {
-        format!("{pod}.{}", self.namespace)
+        format!("{pod}.{}", self.namespace.name)
     }
 
     /// Builds a Pod that Pod Security Admission admits on the level "restricted".
     fn pod(&self, name: &str, role: &str, site: &Site, image: &str) -> Value {
-        let mut pod = self.object("Pod", "v1", name);
+        let mut pod = self.namespace.object("Pod", name);
         pod["metadata"]["labels"][ROLE] = json!(role);
         let ports = self.protocols().into_iter().map(|protocol| Listen { protocol, port: port(protocol) }.to_string());
         let (identity, ports) = (self.identity(name), ports.collect::<Vec<_>>().join(","));
@@ -214,29 +167,9 @@ impl<'a> Scene<'a> {
         pod
     }
 
-    /// Waits until every Pod runs.
-    pub(super) fn wait_for_pods(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
-        let mut obstacles = Vec::new();
-        let are_running = interrupt.until(START, || {
-            obstacles.clear();
-            for pod in self.kubectl.list(&["pods", "--namespace", &self.namespace])? {
-                match progress(&pod) {
-                    Progress::Running => {}
-                    Progress::Waiting(reason) => obstacles.push(reason),
-                    Progress::Ended(reason) => {
-                        bail!("{reason}: give --image if the agent's image is older than this command")
-                    }
-                }
-            }
-            Ok(obstacles.is_empty().then_some(()))
-        })?;
-        ensure!(are_running.is_some(), "after {} s: {}", START.as_secs(), obstacles.join("; "));
-        Ok(())
-    }
-
     /// Reads the echo Pods with their published node ports, and the IP families of the Service.
     pub(super) fn servers(&self) -> anyhow::Result<(Vec<Server>, BTreeSet<Family>)> {
-        let cluster = cluster::read(self.kubectl, Some(&self.namespace))?;
+        let cluster = cluster::read(self.kubectl, Some(&self.namespace.name))?;
         let find = |name: &str| {
             let mut pods = cluster.pods.iter().map(|(pod, _node)| pod);
             pods.find(|pod| *pod.key.name == *name).with_context(|| format!("Pod {name} has been deleted"))
@@ -267,7 +200,7 @@ impl<'a> Scene<'a> {
     pub(super) fn disable(&self) -> anyhow::Result<()> {
         let keys = AnnotationKeys::new(&self.kubectl.connection.annotation_domain);
         let removal = format!("{}-", keys.enabled);
-        self.kubectl.output(&["annotate", "service", SERVICE, "--namespace", &self.namespace, &removal]).map(drop)
+        self.kubectl.output(&["annotate", "service", SERVICE, "--namespace", &self.namespace.name, &removal]).map(drop)
     }
 
     /// Returns the arguments of kubectl that run a command of `npl-agent echo` in a Pod.
@@ -277,62 +210,8 @@ impl<'a> Scene<'a> {
         options: &[&'b str],
         arguments: &[&'b str],
     ) -> Vec<&'b str> {
-        nodes::exec_in([&self.namespace, pod, CONTAINER], options, &[&[COMMAND], arguments].concat())
+        nodes::exec_in([&self.namespace.name, pod, CONTAINER], options, &[&[COMMAND], arguments].concat())
     }
-
-    /// Removes all objects. If the removal fails, writes a command for the user to standard error, and returns `false`.
-    pub(super) fn remove(&self, interrupt: &Interrupt) -> bool {
-        let arguments = ["delete", "namespace", &self.namespace];
-        note(&format!("removing Namespace {}; another Ctrl-C leaves it behind", self.namespace));
-        let removed = self.try_remove(&interrupt.renewed(REMOVAL));
-        if let Err(error) = &removed {
-            let remedy = self.kubectl.line(&arguments);
-            note(&format!("Namespace {} is left, `{remedy}`: {error:#}", self.namespace));
-        }
-        removed.is_ok()
-    }
-
-    fn try_remove(&self, limit: &Interrupt) -> anyhow::Result<()> {
-        let arguments = ["namespace", &self.namespace, "--ignore-not-found", "--wait", ATTEMPT];
-        let (mut last, mut attempts) = (Ok(()), 0);
-        let removed = limit.until(REMOVAL, || {
-            attempts += 1;
-            last = self.kubectl.within(limit).delete(&arguments);
-            Ok((last.is_ok() || attempts == ATTEMPTS).then_some(()))
-        });
-        // kubectl's error is more specific than the error of the time limit, so kubectl's error takes precedence.
-        last.and(removed.map(drop))
-    }
-}
-
-/// Whether a Pod's container runs, waits for something, or has ended.
-#[derive(Debug, PartialEq, Eq)]
-enum Progress {
-    Running,
-    Waiting(String),
-    Ended(String),
-}
-
-fn progress(pod: &Value) -> Progress {
-    let name = text_at(pod, "/metadata/name");
-    let state = |pointer: &str| pod.pointer(&format!("/status/containerStatuses/0{pointer}"));
-    if let Some(ended) = state("/lastState/terminated").or_else(|| state("/state/terminated")) {
-        let message = text_at(ended, "/message").trim_end();
-        return Progress::Ended(format!(
-            "the container of Pod {name} has ended: {} {message}",
-            text_at(ended, "/reason")
-        ));
-    }
-    if text_at(pod, "/status/phase") == "Failed" {
-        let (reason, message) = (text_at(pod, "/status/reason"), text_at(pod, "/status/message"));
-        return Progress::Ended(format!("Pod {name} has failed: {reason} {message}"));
-    }
-    if state("/state/running").is_some() {
-        return Progress::Running;
-    }
-    let text = |pointer| state(pointer).and_then(Value::as_str).unwrap_or_default();
-    let reason = format!("{} {}", text("/state/waiting/reason"), text("/state/waiting/message"));
-    Progress::Waiting(format!("Pod {name} does not run: {}", reason.trim()))
 }
 
 #[cfg(test)]

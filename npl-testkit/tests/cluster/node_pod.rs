@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests `kubectl npl on NODE --create-pod`, which runs a command on a Node where no agent runs.
+
+use std::process::{Command, Output};
+
+use npl_testkit::poll;
+use serde_json::{Value, json};
+
+use crate::agent;
+use crate::path_test::plugin;
+use crate::traffic::PORTS;
+use crate::world::{AGENT_NAMESPACE, LIMIT, World};
+
+const NODE: &str = "node-2";
+
+/// The Namespaces of the command.
+const NAMESPACES: &str = "/api/v1/namespaces?labelSelector=app.kubernetes.io/name%3Dnpl-on";
+
+fn on(world: &World, arguments: &[&str]) -> Output {
+    plugin(world, &[&["on", NODE], arguments].concat()).output().unwrap()
+}
+
+/// Returns the standard output of a successful command, and checks that its Pod has been removed.
+fn output(world: &World, arguments: &[&str]) -> String {
+    let output = on(world, &[&["--create-pod"], arguments].concat());
+    let notes = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && notes.contains("creating the Pod npl-on-"), "{arguments:?}: {notes}");
+    assert!(namespaces(world).is_empty(), "{notes}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn namespaces(world: &World) -> Vec<Value> {
+    world.cluster.cluster().client().get(NAMESPACES).unwrap()["items"].as_array().unwrap().clone()
+}
+
+/// Restricts the agents to Nodes with this label value, or lets them run on all Nodes.
+fn select_nodes(world: &World, host: &Value) {
+    let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": host}}}}});
+    let patch = ["patch", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--patch", &patch.to_string()]
+        .map(str::to_owned);
+    world.kubectl(&patch.each_ref().map(String::as_str));
+    world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+}
+
+/// Without an agent on the Node, the commands read the kernel state that the agent has left, and the Pod is removed
+/// after each command and after an interruption.
+pub(crate) fn commands_run_in_a_pod_on_a_node_without_an_agent(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    select_nodes(world, &json!("node-1"));
+    let is_gone = || {
+        let agents = world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent");
+        agents.iter().all(|agent| agent.node != NODE).then_some(())
+    };
+    poll::until("the agent of the Node to end", LIMIT, is_gone).unwrap();
+
+    let refused = on(world, &["doctor"]);
+    let notes = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && notes.contains("--create-pod"), "{notes}");
+    assert!(namespaces(world).is_empty());
+
+    // The image is that of the agent on the other Node.
+    let findings = output(world, &["doctor", "--output", "json"]);
+    let findings: Vec<Value> = serde_json::from_str(&findings).unwrap();
+    assert!(findings.iter().any(|finding| finding["key"] == "bpffs" && finding["state"] == "ok"), "{findings:#?}");
+    let mappings: Vec<Value> = serde_json::from_str(&output(world, &["mappings", "--output", "json"])).unwrap();
+    let pods = shop.values().filter(|pod| pod.node == NODE).count();
+    assert!(pods > 0 && mappings.len() >= pods * PORTS, "{mappings:#?}");
+
+    let running = plugin(world, &["on", NODE, "--create-pod", "trace", "--duration", "5m"]).spawn().unwrap();
+    let is_running = || {
+        let pods = world.cluster.cluster().client().get("/api/v1/pods?labelSelector=app.kubernetes.io/name%3Dnpl-on");
+        let pods = pods.unwrap();
+        (pods["items"][0]["status"]["phase"] == "Running").then_some(())
+    };
+    poll::until("the Pod of the command", LIMIT, is_running).unwrap();
+    assert!(Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap().success());
+    let ended = running.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(2) && notes.contains("interrupted"), "{notes}");
+    assert!(namespaces(world).is_empty(), "{notes}");
+
+    select_nodes(world, &Value::Null);
+    assert_eq!(agent::on(world, NODE).node, NODE);
+}
