@@ -36,6 +36,8 @@ const SMALLEST_DATAGRAM: u16 = 512;
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 /// The maximum number of answers that are queued for the client on one TCP connection.
 const WAITING_ANSWERS: usize = 4;
+/// The maximum number of ports that are tried until one is free for UDP and TCP.
+const PORT_ATTEMPTS: usize = 100;
 
 /// The sockets of the DNS server.
 #[derive(Debug)]
@@ -51,9 +53,22 @@ impl Sockets {
     ///
     /// If the address is in use or not configured on this machine.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
-        let udp = UdpSocket::bind(address).await?;
-        let tcp = TcpListener::bind(udp.local_addr()?).await?;
-        Ok(Self { udp, tcp })
+        Self::bind_with(address, async |address| UdpSocket::bind(address).await).await
+    }
+
+    async fn bind_with(
+        address: SocketAddr,
+        bind_udp: impl AsyncFn(SocketAddr) -> io::Result<UdpSocket>,
+    ) -> io::Result<Self> {
+        let mut attempt = 1;
+        loop {
+            let udp = bind_udp(address).await?;
+            match TcpListener::bind(udp.local_addr()?).await {
+                // The kernel selects the port without regard to TCP.
+                Err(error) if address.port() == 0 && is_in_use(&error) && attempt < PORT_ATTEMPTS => attempt += 1,
+                tcp => return Ok(Self { udp, tcp: tcp? }),
+            }
+        }
     }
 
     /// Returns the address to which both sockets are bound.
@@ -64,6 +79,10 @@ impl Sockets {
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
 }
 
 /// Answers queries until the future is dropped.

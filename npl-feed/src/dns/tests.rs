@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::str::FromStr as _;
+use std::{
+    str::FromStr as _,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use hickory_server::proto::{
     op::{Message, Query},
@@ -147,6 +150,24 @@ async fn server(snapshot: Option<Snapshot>) -> (SocketAddr, crate::follow::Publi
         serve(sockets, name("npl.internal."), &[], published, Arc::default()).await.unwrap();
     });
     (address, publisher, task)
+}
+
+#[tokio::test]
+async fn port_zero_selects_a_port_that_is_free_for_udp_and_tcp() {
+    let occupied = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let in_use = occupied.local_addr().unwrap();
+    let rounds = AtomicUsize::new(0);
+    let bind_udp = async |address| {
+        // The kernel selects the port without regard to TCP: here, at first the port of the TCP socket.
+        let is_first = rounds.fetch_add(1, Ordering::Relaxed) == 0;
+        UdpSocket::bind(if is_first { in_use } else { address }).await
+    };
+    let sockets = Sockets::bind_with("127.0.0.1:0".parse().unwrap(), bind_udp).await.unwrap();
+    assert_ne!(sockets.address().unwrap(), in_use);
+    assert_eq!(sockets.address().unwrap(), sockets.tcp.local_addr().unwrap());
+    let error = Sockets::bind(in_use).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "a port that a user chose is not replaced");
+    drop(occupied);
 }
 
 fn query(text: &str, edns: Option<u16>) -> Message {
