@@ -16,6 +16,7 @@
 
 mod api_server;
 mod backends;
+mod dns;
 mod grpc;
 mod load;
 mod memory;

@@ -65,7 +65,8 @@ const PROGRAMS: [Program; 5] = [
 
 /// Returns the cache directory with the programs and `lib`. Downloads the programs if they are missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
-    // Install the packages even if the cache already has the load balancers, because the tests also run curl.
+    // Install the packages even if the cache already has the load balancers, because the tests also run curl, `dig` and
+    // `kdig`.
     super::ensure(&[Need::Balancers])?;
     let made_from = PROGRAMS.map(|program| program.sha256.as_bytes());
     cache::obtain("balancers", &made_from, |folder| {
