@@ -138,4 +138,22 @@ mod tests {
             assert!(!example(file).unwrap().is_empty(), "{file}");
         }
     }
+
+    /// The number of lines between the comments `npl-feed: begin` and `npl-feed: end`, or of all lines of a file without
+    /// these comments.
+    fn lines_of_the_feed(text: &str) -> usize {
+        let marked = text.split_once("# npl-feed: begin\n").and_then(|(_, after)| after.split_once("# npl-feed: end"));
+        let lines = marked.map_or(text, |(lines, _)| lines).lines();
+        lines.filter(|line| !line.trim().is_empty()).count()
+    }
+
+    #[test]
+    fn at_most_ten_lines_connect_a_load_balancer_to_the_feed() {
+        assert_eq!(lines_of_the_feed("a\n  # npl-feed: begin\n  b\n  c\n  # npl-feed: end\nd\n"), 2);
+        for balancer in ALL {
+            let lines: usize = balancer.files.iter().map(|file| lines_of_the_feed(&example(file).unwrap())).sum();
+            assert!((1..=10).contains(&lines), "{}: {lines} lines", balancer.name);
+        }
+        assert!(lines_of_the_feed(&example("bootstrap.json").unwrap()) <= 10, "gRPC clients");
+    }
 }
