@@ -23,7 +23,7 @@ use hickory_server::{
 use ipnet::IpNet;
 use tokio::net::{TcpListener, UdpSocket};
 
-use self::zone::{Answer, Section};
+use self::zone::Answer;
 pub use self::{names::of_port, zone::Zone};
 use crate::{follow::Published, status::Status};
 
@@ -172,14 +172,13 @@ impl RequestHandler for Handler {
 /// removed members.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
-    let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();
-    let needed = HEADER_QUESTION_AND_OPT + size(&answer.answers) + size(&answer.authority);
+    let needed = HEADER_QUESTION_AND_OPT + zone::size(&answer.answers) + zone::size(&answer.authority);
     if needed > limit && !answer.answers.is_empty() {
         answer.answers.clear();
         answer.additional.clear();
         return true;
     }
-    if needed + size(&answer.additional) > limit {
+    if needed + zone::size(&answer.additional) > limit {
         answer.additional.clear();
     }
     false

@@ -17,7 +17,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::*;
+use super::{zone::Section, *};
 use crate::core::{
     model::{Change, Pod},
     snapshot::Snapshot,
@@ -220,6 +220,27 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
     let answer = Message::from_vec(&by_tcp(address, &query(HTTP, None).to_vec().unwrap()).await).unwrap();
     assert_eq!((answer.metadata.truncation, answer.answers.len(), answer.additionals.len()), (false, 100, 100));
     assert!(answer.metadata.authoritative && answer.answers.iter().all(|record| record.ttl == 1));
+    task.abort();
+}
+
+/// hickory compresses only the first names of a message, so records after these names are longer.
+#[tokio::test]
+async fn an_answer_has_all_members_or_none() {
+    let (address, publisher, task) = server(None).await;
+    let udp = query(HTTP, Some(8192)).to_vec().unwrap();
+    let mut complete = [0, 0];
+    for count in (100..200).chain((600..1000).step_by(20)) {
+        publisher.send_replace(Some(Arc::new(many(count))));
+        let answers = [by_udp(address, &udp).await, by_tcp(address, &udp).await];
+        for (answer, complete) in answers.iter().zip(&mut complete) {
+            let answer = Message::from_vec(answer).unwrap();
+            let members = if answer.metadata.truncation { 0 } else { count };
+            assert_eq!(answer.answers.len(), usize::from(members), "of {count} members");
+            *complete = members.max(*complete);
+        }
+    }
+    // The sizes that docs/load-balancers.md names.
+    assert!(complete[0] >= 130 && complete[1] >= 700, "{complete:?}");
     task.abort();
 }
 
