@@ -2,12 +2,15 @@
 //! The DNS server: `_PORT._PROTOCOL.SERVICE.NAMESPACE.ZONE` has an SRV record for each ready member.
 
 mod names;
+mod tcp;
 mod zone;
 
 #[cfg(test)]
+mod limits_tests;
+#[cfg(test)]
 mod tests;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use async_trait::async_trait;
 use hickory_server::{
@@ -25,17 +28,15 @@ use tokio::net::{TcpListener, UdpSocket};
 
 use self::zone::Answer;
 pub use self::{names::of_port, zone::Zone};
-use crate::{follow::Published, status::Status};
+use crate::{access, follow::Published, status::Status};
 
+/// The value of the metric label.
+const INTERFACE: &str = "dns";
 /// The maximum size of a UDP answer to a client that accepts this size. If an answer is larger, the client has to
 /// repeat the query by TCP.
 const LARGEST_DATAGRAM: u16 = 8192;
 /// The size of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
-/// Time without a query after which a TCP connection is closed.
-const IDLE_CONNECTION: Duration = Duration::from_secs(10);
-/// The maximum number of answers that are queued for the client on one TCP connection.
-const WAITING_ANSWERS: usize = 4;
 /// The maximum number of ports that are tried until one is free for UDP and TCP.
 const PORT_ATTEMPTS: usize = 100;
 
@@ -97,17 +98,20 @@ pub async fn serve(
     published: Published,
     status: Arc<Status>,
 ) -> Result<(), NetError> {
-    let handler = Handler { zone: Zone::new(&zone), published, status };
-    let mut server = Server::with_access(handler, [], allowed.iter().copied());
-    server.register_socket(sockets.udp);
-    server.register_listener(sockets.tcp, IDLE_CONNECTION, WAITING_ANSWERS);
-    server.block_until_done().await
+    let handler = Handler { zone: Zone::new(&zone), allowed: allowed.into(), published, status };
+    let mut udp = Server::new(handler.clone());
+    udp.register_socket(sockets.udp);
+    tokio::select! {
+        ended = udp.block_until_done() => ended,
+        never = tcp::serve(sockets.tcp, handler) => never,
+    }
 }
 
 /// Answers queries from the latest snapshot.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Handler {
     zone: Zone,
+    allowed: Arc<[IpNet]>,
     published: Published,
     status: Arc<Status>,
 }
@@ -115,6 +119,11 @@ struct Handler {
 impl Handler {
     fn answer(&self, request: &Request) -> Answer {
         let no_snapshot = || Answer::failed(ResponseCode::ServFail);
+        // hickory's own list would admit all clients of a family without ranges.
+        if !access::admits(&self.allowed, request.src().ip()) {
+            self.status.count_refused(INTERFACE);
+            return Answer::failed(ResponseCode::Refused);
+        }
         if request.metadata.op_code != OpCode::Query || request.metadata.message_type != MessageType::Query {
             return Answer::failed(ResponseCode::NotImp);
         }

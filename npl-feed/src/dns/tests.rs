@@ -3,6 +3,7 @@
 use std::{
     str::FromStr as _,
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use hickory_server::proto::{
@@ -24,13 +25,13 @@ use crate::core::{
     tests::{annotation, cluster, node, pod, snapshot},
 };
 
-const HTTP: &str = "_http._tcp.web.default.npl.internal.";
+pub(super) const HTTP: &str = "_http._tcp.web.default.npl.internal.";
 
 fn zone() -> Zone {
     Zone::new(&name("npl.internal."))
 }
 
-fn name(text: &str) -> Name {
+pub(super) fn name(text: &str) -> Name {
     Name::from_str(text).unwrap()
 }
 
@@ -143,11 +144,20 @@ fn names_without_records_are_nodata_and_others_do_not_exist() {
 
 /// Starts a DNS server on loopback, and returns its address, the sender of its snapshots, and its task.
 async fn server(snapshot: Option<Snapshot>) -> (SocketAddr, crate::follow::Publisher, tokio::task::JoinHandle<()>) {
+    server_for(&[], Arc::default(), snapshot).await
+}
+
+pub(super) async fn server_for(
+    allowed: &'static [&'static str],
+    status: Arc<Status>,
+    snapshot: Option<Snapshot>,
+) -> (SocketAddr, crate::follow::Publisher, tokio::task::JoinHandle<()>) {
+    let allowed: Vec<IpNet> = allowed.iter().map(|range| range.parse().unwrap()).collect();
     let sockets = Sockets::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = sockets.address().unwrap();
     let (publisher, published) = watch::channel(snapshot.map(Arc::new));
     let task = tokio::spawn(async move {
-        serve(sockets, name("npl.internal."), &[], published, Arc::default()).await.unwrap();
+        serve(sockets, name("npl.internal."), &allowed, published, status).await.unwrap();
     });
     (address, publisher, task)
 }
@@ -170,7 +180,7 @@ async fn port_zero_selects_a_port_that_is_free_for_udp_and_tcp() {
     drop(occupied);
 }
 
-fn query(text: &str, edns: Option<u16>) -> Message {
+pub(super) fn query(text: &str, edns: Option<u16>) -> Message {
     let mut message = Message::query();
     message.add_query(Query::query(name(text), RecordType::SRV));
     if let Some(size) = edns {
@@ -181,9 +191,9 @@ fn query(text: &str, edns: Option<u16>) -> Message {
     message
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+pub(super) async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.send_to(bytes, address).await.unwrap();
     let mut buffer = vec![0; 65_535];
@@ -192,7 +202,7 @@ async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     buffer
 }
 
-async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+pub(super) async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_u16(u16::try_from(bytes.len()).unwrap()).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -202,7 +212,7 @@ async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-fn many(count: u16) -> Snapshot {
+pub(super) fn many(count: u16) -> Snapshot {
     snapshot((0..count).map(|it| pod(&format!("p{it}"), "n1", &annotation(8080, "192.0.2.1", 61000 + it))).collect())
 }
 
