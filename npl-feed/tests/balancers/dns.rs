@@ -21,21 +21,27 @@ const MANY: u16 = 300;
 
 /// A parsed answer.
 #[derive(Debug)]
-struct Answer {
+pub(crate) struct Answer {
     /// The response code, such as `NOERROR`.
     code: String,
     is_authoritative: bool,
     is_truncated: bool,
     /// The records of each section, sorted, as `NAME TTL CLASS TYPE DATA`.
-    answers: Vec<String>,
+    pub(crate) answers: Vec<String>,
     authorities: Vec<String>,
     additionals: Vec<String>,
-    text: String,
+    pub(crate) text: String,
 }
 
 fn ask(program: &str, question: &str) -> Answer {
+    ask_at(&format!("{}:30153", NODES[0]), program, question)
+}
+
+/// Asks the server at this address and port.
+pub(crate) fn ask_at(server: &str, program: &str, question: &str) -> Answer {
+    let (address, port) = server.rsplit_once(':').unwrap();
     let mut command = Command::new(program);
-    command.args([&format!("@{}", NODES[0]), "-p", "30153", "+norecurse", "+time=10"]).args(question.split(' '));
+    command.args([&format!("@{address}"), "-p", port, "+norecurse", "+time=10"]).args(question.split(' '));
     let output = command.output().unwrap_or_else(|error| panic!("run {program}: {error}"));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{program} {question}: {text}{}", String::from_utf8_lossy(&output.stderr));

@@ -17,6 +17,7 @@
 mod api_server;
 mod backends;
 mod dns;
+mod flood;
 mod grpc;
 mod load;
 mod memory;
