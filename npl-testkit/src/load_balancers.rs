@@ -3,15 +3,25 @@
 
 use std::env;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::tools;
+use crate::echo::Answer;
+use crate::netns::Netns;
+use crate::process::Process;
+use crate::run::Run;
+use crate::{tools, traffic};
 
 /// The directory of the load balancers' programs.
 const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
+
+/// The timeout of a request, longer than the longest sequence of retries.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The page with the configurations.
 const PAGE: &str = "docs/load-balancers.md";
@@ -80,6 +90,19 @@ impl LoadBalancer {
         Ok(programs()?.join(self.name))
     }
 
+    /// Starts the load balancer in a namespace with the configuration of the page, with the replacements.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration cannot be written, or the program cannot be started.
+    pub fn start(&self, run: &Run, netns: &Netns, replacements: &[(&str, &str)]) -> Result<Process> {
+        let folder = run.file(&format!("balancer-{}", self.name));
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let mut command = netns.command(self.program()?)?;
+        self.configure(&mut command, &folder, replacements)?;
+        Process::spawn(self.name, command, &folder.join("log"))
+    }
+
     /// Writes the configuration into `folder`, with the replacements, and makes `command` use it.
     ///
     /// # Errors
@@ -94,6 +117,24 @@ impl LoadBalancer {
         command.env("LD_LIBRARY_PATH", programs()?.join("lib"));
         Ok(())
     }
+}
+
+/// Sends a request by a new connection to a load balancer whose Pods are echo servers. Returns the answer of the Pod.
+///
+/// # Errors
+///
+/// If no Pod has answered.
+pub fn ask(balancer: SocketAddr) -> Result<Answer> {
+    let mut stream = traffic::open_tcp(balancer, PATIENCE)?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n").context("send")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).context("read the answer")?;
+    let status = text.lines().next().unwrap_or_default();
+    ensure!(status.starts_with("HTTP/1.1 200"), "the load balancer answered `{status}`");
+    // Take the text from the first to the last brace: the answer is one JSON object, and chunked transfer encoding adds
+    // lines before and after it.
+    let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
+    serde_json::from_str(object.context("an answer without an object")?).context("parse the answer")
 }
 
 fn programs() -> Result<PathBuf> {
