@@ -2,12 +2,10 @@
 //! Tests `kubectl npl test`, which the real kubectl starts on the network of the Nodes.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use npl_testkit::{agent, poll};
+use npl_testkit::poll;
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World};
@@ -27,16 +25,7 @@ struct Outcome {
 }
 
 fn command(world: &World, arguments: &[&str]) -> Command {
-    let folder = world.cluster.run().file("plug-in");
-    if !folder.exists() {
-        fs::create_dir(&folder).unwrap();
-        symlink(fs::canonicalize(agent::find_binary().unwrap()).unwrap(), folder.join("kubectl-npl")).unwrap();
-    }
-    let mut command = world.cluster.cluster().command("kubectl").unwrap();
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    command.env("PATH", path).args(["npl", "test"]).args(arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    world.plug_in(&[&["test"], arguments].concat())
 }
 
 fn run(world: &World) -> Outcome {
