@@ -29,7 +29,8 @@ use tracing::{debug, info, warn};
 
 use crate::{access, status::Status};
 
-/// The maximum number of connections to one interface. A connection in excess of this number is closed immediately.
+/// The maximum number of connections to one interface. Further connections are closed immediately, except that a further
+/// DNS connection closes the oldest one.
 pub const MOST_CONNECTIONS: usize = 1024;
 /// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
 /// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
@@ -46,7 +47,7 @@ const STREAMS: u32 = 64;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 /// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The receiver of the current TLS configuration; `None` if the feed serves without TLS.
 pub type Tls = Option<watch::Receiver<Arc<ServerConfig>>>;
@@ -114,7 +115,7 @@ impl Listener {
     #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        let mut open_probes = OpenProbes::default();
+        let mut open_probes = NewestConnections::new(MOST_PROBES);
         loop {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
@@ -135,7 +136,7 @@ impl Listener {
                     continue;
                 }
             } else if let Some(probes) = &probes {
-                open_probes.spawn(connection(stream, tls, probes.clone()));
+                open_probes.spawn(timeout(PROBE, connection(stream, tls, probes.clone())));
                 continue;
             }
             self.status.count_refused(self.interface);
@@ -144,19 +145,26 @@ impl Listener {
     }
 }
 
-/// Connections of clients outside the allow list, the oldest first.
-#[derive(Default)]
-struct OpenProbes(VecDeque<AbortHandle>);
+/// The tasks of connections, the oldest first. A task above the limit ends the oldest one.
+pub(crate) struct NewestConnections {
+    limit: usize,
+    tasks: VecDeque<AbortHandle>,
+}
 
-impl OpenProbes {
-    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
-        self.0.retain(|task| !task.is_finished());
-        if self.0.len() >= MOST_PROBES
-            && let Some(oldest) = self.0.pop_front()
-        {
+impl NewestConnections {
+    pub(crate) const fn new(limit: usize) -> Self {
+        Self { limit, tasks: VecDeque::new() }
+    }
+
+    /// Starts the task of a connection. Returns whether another task ends for it.
+    pub(crate) fn spawn<T: Send + 'static>(&mut self, connection: impl Future<Output = T> + Send + 'static) -> bool {
+        self.tasks.retain(|task| !task.is_finished());
+        let oldest = if self.tasks.len() >= self.limit { self.tasks.pop_front() } else { None };
+        if let Some(oldest) = &oldest {
             oldest.abort();
         }
-        self.0.push_back(tokio::spawn(timeout(PROBE, connection)).abort_handle());
+        self.tasks.push_back(tokio::spawn(connection).abort_handle());
+        oldest.is_some()
     }
 }
 

@@ -126,7 +126,7 @@ impl Status {
         registry.register("xds_streams", "Open xDS streams", self.xds_streams.clone());
         registry.register(
             "refused_connections",
-            "Connections or requests refused by --allow, and connections above the limit, by interface",
+            "Connections or requests refused by --allow, and connections closed because of the limit, by interface",
             self.refused.clone(),
         );
         for subject in SUBJECTS {

@@ -3,15 +3,25 @@
 
 use std::env;
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use crate::tools;
+use crate::echo::Answer;
+use crate::netns::Netns;
+use crate::process::Process;
+use crate::run::Run;
+use crate::{tools, traffic};
 
 /// The directory of the load balancers' programs.
 const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
+
+/// The timeout of a request, longer than the longest sequence of retries.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The page with the configurations.
 const PAGE: &str = "docs/load-balancers.md";
@@ -80,6 +90,19 @@ impl LoadBalancer {
         Ok(programs()?.join(self.name))
     }
 
+    /// Starts the load balancer in a namespace with the configuration of the page, with the replacements.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration cannot be written, or the program cannot be started.
+    pub fn start(&self, run: &Run, netns: &Netns, replacements: &[(&str, &str)]) -> Result<Process> {
+        let folder = run.file(&format!("balancer-{}", self.name));
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let mut command = netns.command(self.program()?)?;
+        self.configure(&mut command, &folder, replacements)?;
+        Process::spawn(self.name, command, &folder.join("log"))
+    }
+
     /// Writes the configuration into `folder`, with the replacements, and makes `command` use it.
     ///
     /// # Errors
@@ -94,6 +117,24 @@ impl LoadBalancer {
         command.env("LD_LIBRARY_PATH", programs()?.join("lib"));
         Ok(())
     }
+}
+
+/// Sends a request by a new connection to a load balancer whose Pods are echo servers. Returns the answer of the Pod.
+///
+/// # Errors
+///
+/// If no Pod has answered.
+pub fn ask(balancer: SocketAddr) -> Result<Answer> {
+    let mut stream = traffic::open_tcp(balancer, PATIENCE)?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n").context("send")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).context("read the answer")?;
+    let status = text.lines().next().unwrap_or_default();
+    ensure!(status.starts_with("HTTP/1.1 200"), "the load balancer answered `{status}`");
+    // Take the text from the first to the last brace: the answer is one JSON object, and chunked transfer encoding adds
+    // lines before and after it.
+    let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
+    serde_json::from_str(object.context("an answer without an object")?).context("parse the answer")
 }
 
 fn programs() -> Result<PathBuf> {
@@ -137,5 +178,23 @@ mod tests {
         for file in ALL.iter().flat_map(|it| it.files) {
             assert!(!example(file).unwrap().is_empty(), "{file}");
         }
+    }
+
+    /// The number of lines between the comments `npl-feed: begin` and `npl-feed: end`, or of all lines of a file without
+    /// these comments.
+    fn lines_of_the_feed(text: &str) -> usize {
+        let marked = text.split_once("# npl-feed: begin\n").and_then(|(_, after)| after.split_once("# npl-feed: end"));
+        let lines = marked.map_or(text, |(lines, _)| lines).lines();
+        lines.filter(|line| !line.trim().is_empty()).count()
+    }
+
+    #[test]
+    fn at_most_ten_lines_connect_a_load_balancer_to_the_feed() {
+        assert_eq!(lines_of_the_feed("a\n  # npl-feed: begin\n  b\n  c\n  # npl-feed: end\nd\n"), 2);
+        for balancer in ALL {
+            let lines: usize = balancer.files.iter().map(|file| lines_of_the_feed(&example(file).unwrap())).sum();
+            assert!((1..=10).contains(&lines), "{}: {lines} lines", balancer.name);
+        }
+        assert!(lines_of_the_feed(&example("bootstrap.json").unwrap()) <= 10, "gRPC clients");
     }
 }

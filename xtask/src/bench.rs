@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::demo::Parts;
 use crate::setup::Component;
-use crate::{build, picture, process};
+use crate::{build, picture, process, setup};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -24,11 +24,14 @@ pub(crate) struct Options {
 
 /// Builds the agent and the bench, and runs the bench.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
-    let extent = is_of_cluster.then_some(Component::Nodes).into_iter().collect();
+    let names = |text: &str| options.arguments.iter().any(|argument| argument.contains(text));
+    let extent = names("cluster").then_some(Component::Nodes).into_iter().collect();
     let parts = Parts::make_for(&["--features", "npl-testkit/bench", "--bin", "npl-bench"], extent)?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     parts.pass_to(&mut bench);
+    if names("feed") {
+        bench.env("NPL_BALANCERS_DIR", setup::balancers()?);
+    }
     bench.args(&options.arguments);
     match &options.picture {
         Some(file) => draw(&mut bench, file),

@@ -2,12 +2,15 @@
 //! The DNS server: `_PORT._PROTOCOL.SERVICE.NAMESPACE.ZONE` has an SRV record for each ready member.
 
 mod names;
+mod tcp;
 mod zone;
 
 #[cfg(test)]
+mod limits_tests;
+#[cfg(test)]
 mod tests;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use async_trait::async_trait;
 use hickory_server::{
@@ -23,19 +26,19 @@ use hickory_server::{
 use ipnet::IpNet;
 use tokio::net::{TcpListener, UdpSocket};
 
-use self::zone::{Answer, Section};
+use self::zone::Answer;
 pub use self::{names::of_port, zone::Zone};
-use crate::{follow::Published, status::Status};
+use crate::{access, follow::Published, status::Status};
 
+/// The value of the metric label.
+const INTERFACE: &str = "dns";
 /// The maximum size in bytes of a UDP answer to a client that accepts this size. If an answer is larger, the client has
 /// to repeat the query by TCP.
 const LARGEST_DATAGRAM: u16 = 8192;
 /// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
-/// The feed closes a TCP connection on which it has received no query for this time.
-const IDLE_CONNECTION: Duration = Duration::from_secs(10);
-/// The maximum number of answers that are queued for the client on one TCP connection.
-const WAITING_ANSWERS: usize = 4;
+/// The maximum number of ports that are tried until one is free for UDP and TCP.
+const PORT_ATTEMPTS: usize = 100;
 
 /// The UDP socket and the TCP socket of the DNS server.
 #[derive(Debug)]
@@ -51,9 +54,22 @@ impl Sockets {
     ///
     /// Returns an error if the address is in use or not configured on this machine.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
-        let udp = UdpSocket::bind(address).await?;
-        let tcp = TcpListener::bind(udp.local_addr()?).await?;
-        Ok(Self { udp, tcp })
+        Self::bind_with(address, async |address| UdpSocket::bind(address).await).await
+    }
+
+    async fn bind_with(
+        address: SocketAddr,
+        bind_udp: impl AsyncFn(SocketAddr) -> io::Result<UdpSocket>,
+    ) -> io::Result<Self> {
+        let mut attempt = 1;
+        loop {
+            let udp = bind_udp(address).await?;
+            match TcpListener::bind(udp.local_addr()?).await {
+                // The kernel selects the port without regard to TCP.
+                Err(error) if address.port() == 0 && is_in_use(&error) && attempt < PORT_ATTEMPTS => attempt += 1,
+                tcp => return Ok(Self { udp, tcp: tcp? }),
+            }
+        }
     }
 
     /// Returns the address to which both sockets are bound.
@@ -64,6 +80,10 @@ impl Sockets {
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
 }
 
 /// Answers DNS queries by UDP and TCP until the future is dropped.
@@ -78,17 +98,20 @@ pub async fn serve(
     published: Published,
     status: Arc<Status>,
 ) -> Result<(), NetError> {
-    let handler = Handler { zone: Zone::new(&zone), published, status };
-    let mut server = Server::with_access(handler, [], allowed.iter().copied());
-    server.register_socket(sockets.udp);
-    server.register_listener(sockets.tcp, IDLE_CONNECTION, WAITING_ANSWERS);
-    server.block_until_done().await
+    let handler = Handler { zone: Zone::new(&zone), allowed: allowed.into(), published, status };
+    let mut udp = Server::new(handler.clone());
+    udp.register_socket(sockets.udp);
+    tokio::select! {
+        ended = udp.block_until_done() => ended,
+        never = tcp::serve(sockets.tcp, handler) => never,
+    }
 }
 
 /// Answers DNS queries from the latest snapshot.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Handler {
     zone: Zone,
+    allowed: Arc<[IpNet]>,
     published: Published,
     status: Arc<Status>,
 }
@@ -96,6 +119,11 @@ struct Handler {
 impl Handler {
     fn answer(&self, request: &Request) -> Answer {
         let no_snapshot = || Answer::failed(ResponseCode::ServFail);
+        // hickory's own list would admit all clients of a family without ranges.
+        if !access::admits(&self.allowed, request.src().ip()) {
+            self.status.count_refused(INTERFACE);
+            return Answer::failed(ResponseCode::Refused);
+        }
         if request.metadata.op_code != OpCode::Query || request.metadata.message_type != MessageType::Query {
             return Answer::failed(ResponseCode::NotImp);
         }
@@ -153,14 +181,13 @@ impl RequestHandler for Handler {
 /// missing SRV records as removed members.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
-    let size = |section: &Section| section.iter().map(zone::size).sum::<usize>();
-    let needed = HEADER_QUESTION_AND_OPT + size(&answer.answers) + size(&answer.authority);
+    let needed = HEADER_QUESTION_AND_OPT + zone::size(&answer.answers) + zone::size(&answer.authority);
     if needed > limit && !answer.answers.is_empty() {
         answer.answers.clear();
         answer.additional.clear();
         return true;
     }
-    if needed + size(&answer.additional) > limit {
+    if needed + zone::size(&answer.additional) > limit {
         answer.additional.clear();
     }
     false

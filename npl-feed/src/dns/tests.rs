@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::str::FromStr as _;
+use std::{
+    str::FromStr as _,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use hickory_server::proto::{
     op::{Message, Query},
@@ -14,20 +18,20 @@ use tokio::{
     time::timeout,
 };
 
-use super::*;
+use super::{zone::Section, *};
 use crate::core::{
     model::{Change, Pod},
     snapshot::Snapshot,
     tests::{annotation, cluster, node, pod, snapshot},
 };
 
-const HTTP: &str = "_http._tcp.web.default.npl.internal.";
+pub(super) const HTTP: &str = "_http._tcp.web.default.npl.internal.";
 
 fn zone() -> Zone {
     Zone::new(&name("npl.internal."))
 }
 
-fn name(text: &str) -> Name {
+pub(super) fn name(text: &str) -> Name {
     Name::from_str(text).unwrap()
 }
 
@@ -140,16 +144,43 @@ fn names_without_records_are_nodata_and_others_do_not_exist() {
 
 /// Starts a DNS server on loopback, and returns its address, the sender of its snapshots, and its task.
 async fn server(snapshot: Option<Snapshot>) -> (SocketAddr, crate::follow::Publisher, tokio::task::JoinHandle<()>) {
+    server_for(&[], Arc::default(), snapshot).await
+}
+
+pub(super) async fn server_for(
+    allowed: &'static [&'static str],
+    status: Arc<Status>,
+    snapshot: Option<Snapshot>,
+) -> (SocketAddr, crate::follow::Publisher, tokio::task::JoinHandle<()>) {
+    let allowed: Vec<IpNet> = allowed.iter().map(|range| range.parse().unwrap()).collect();
     let sockets = Sockets::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = sockets.address().unwrap();
     let (publisher, published) = watch::channel(snapshot.map(Arc::new));
     let task = tokio::spawn(async move {
-        serve(sockets, name("npl.internal."), &[], published, Arc::default()).await.unwrap();
+        serve(sockets, name("npl.internal."), &allowed, published, status).await.unwrap();
     });
     (address, publisher, task)
 }
 
-fn query(text: &str, edns: Option<u16>) -> Message {
+#[tokio::test]
+async fn port_zero_selects_a_port_that_is_free_for_udp_and_tcp() {
+    let occupied = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let in_use = occupied.local_addr().unwrap();
+    let rounds = AtomicUsize::new(0);
+    let bind_udp = async |address| {
+        // The kernel selects the port without regard to TCP: here, at first the port of the TCP socket.
+        let is_first = rounds.fetch_add(1, Ordering::Relaxed) == 0;
+        UdpSocket::bind(if is_first { in_use } else { address }).await
+    };
+    let sockets = Sockets::bind_with("127.0.0.1:0".parse().unwrap(), bind_udp).await.unwrap();
+    assert_ne!(sockets.address().unwrap(), in_use);
+    assert_eq!(sockets.address().unwrap(), sockets.tcp.local_addr().unwrap());
+    let error = Sockets::bind(in_use).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "a port that a user chose is not replaced");
+    drop(occupied);
+}
+
+pub(super) fn query(text: &str, edns: Option<u16>) -> Message {
     let mut message = Message::query();
     message.add_query(Query::query(name(text), RecordType::SRV));
     if let Some(size) = edns {
@@ -160,9 +191,9 @@ fn query(text: &str, edns: Option<u16>) -> Message {
     message
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+pub(super) async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.send_to(bytes, address).await.unwrap();
     let mut buffer = vec![0; 65_535];
@@ -171,7 +202,7 @@ async fn by_udp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     buffer
 }
 
-async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+pub(super) async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_u16(u16::try_from(bytes.len()).unwrap()).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -181,7 +212,7 @@ async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     answer
 }
 
-fn many(count: u16) -> Snapshot {
+pub(super) fn many(count: u16) -> Snapshot {
     snapshot((0..count).map(|it| pod(&format!("p{it}"), "n1", &annotation(8080, "192.0.2.1", 61000 + it))).collect())
 }
 
@@ -199,6 +230,27 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
     let answer = Message::from_vec(&by_tcp(address, &query(HTTP, None).to_vec().unwrap()).await).unwrap();
     assert_eq!((answer.metadata.truncation, answer.answers.len(), answer.additionals.len()), (false, 100, 100));
     assert!(answer.metadata.authoritative && answer.answers.iter().all(|record| record.ttl == 1));
+    task.abort();
+}
+
+/// hickory compresses only the first names of a message, so records after these names are longer.
+#[tokio::test]
+async fn an_answer_has_all_members_or_none() {
+    let (address, publisher, task) = server(None).await;
+    let udp = query(HTTP, Some(8192)).to_vec().unwrap();
+    let mut complete = [0, 0];
+    for count in (100..200).chain((600..1000).step_by(20)) {
+        publisher.send_replace(Some(Arc::new(many(count))));
+        let answers = [by_udp(address, &udp).await, by_tcp(address, &udp).await];
+        for (answer, complete) in answers.iter().zip(&mut complete) {
+            let answer = Message::from_vec(answer).unwrap();
+            let members = if answer.metadata.truncation { 0 } else { count };
+            assert_eq!(answer.answers.len(), usize::from(members), "of {count} members");
+            *complete = members.max(*complete);
+        }
+    }
+    // The sizes that docs/load-balancers.md names.
+    assert!(complete[0] >= 130 && complete[1] >= 700, "{complete:?}");
     task.abort();
 }
 

@@ -147,18 +147,36 @@ fn address(name: Name, ip: IpAddr) -> Record {
     Record::from_rdata(name, TTL, data)
 }
 
-/// Returns an upper bound of the encoded size of a record, in bytes. The owner of an SRV record takes only two bytes,
+/// Returns an upper bound of the encoded size of a section, in bytes. The owner of an SRV record takes only two bytes,
 /// because it is encoded as a compression pointer to the question's name.
-#[expect(clippy::wildcard_enum_match_arm, reason = "an upper bound for the types that the zone does not have")]
-pub(super) fn size(record: &Record) -> usize {
-    const FIXED: usize = 10;
+pub(super) fn size(section: &Section) -> usize {
     const POINTER: usize = 2;
-    let owner = record.name.len();
-    match &record.data {
-        RData::SRV(srv) => POINTER + FIXED + 6 + srv.target.len(),
-        RData::A(_) => owner + FIXED + 4,
-        RData::AAAA(_) => owner + FIXED + 16,
-        RData::SOA(soa) => owner + FIXED + soa.mname.len() + soa.rname.len() + 20,
-        _ => owner + FIXED + 255,
+    let sizes = section.iter().enumerate().map(|(number, record)| {
+        let is_compressed = number < COMPRESSED_OWNERS && matches!(record.data, RData::SRV(_));
+        FIXED + size_of_data(&record.data) + if is_compressed { POINTER } else { size_of_name(&record.name) }
+    });
+    sizes.sum()
+}
+
+/// The size of a record's type, class, TTL and length of data.
+const FIXED: usize = 10;
+
+/// The number of records with compressed owners at the beginning of a message. hickory compresses 120 names, one of
+/// which is the question's.
+const COMPRESSED_OWNERS: usize = 119;
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "an upper bound for the types that the zone does not have")]
+fn size_of_data(data: &RData) -> usize {
+    match data {
+        RData::SRV(srv) => 6 + size_of_name(&srv.target),
+        RData::A(_) => 4,
+        RData::AAAA(_) => 16,
+        RData::SOA(soa) => size_of_name(&soa.mname) + size_of_name(&soa.rname) + 20,
+        _ => 255,
     }
+}
+
+/// hickory's length of a name does not include the label of the root.
+fn size_of_name(name: &Name) -> usize {
+    name.len() + 1
 }

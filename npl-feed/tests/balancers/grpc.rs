@@ -83,6 +83,7 @@ fn grpc_client_balances_over_the_pods_by_itself() {
         for name in ["web-1", "web-2"] {
             wait_for_answer_of(&folder, name);
         }
+        assert!(feed.has_accepted_resources());
         let lines = answers(&folder);
         let wrong: Vec<_> = lines.iter().filter(|line| !line.starts_with("web-")).collect();
         println!("grpc: {} requests, {} without an answer of the Service's Pods", lines.len(), wrong.len());

@@ -16,6 +16,8 @@
 
 mod api_server;
 mod backends;
+mod dns;
+mod flood;
 mod grpc;
 mod load;
 mod memory;

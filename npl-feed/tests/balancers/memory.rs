@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures the memory of the program `npl-feed` in a large cluster. A model of the API server sends the objects, because
-//! a real one would need minutes to store them.
+//! Measures the memory and the processor time of the program `npl-feed` in a large cluster. A model of the API server
+//! sends the objects, because a real one would need minutes to store them.
 
 use std::{
     collections::BTreeMap,
@@ -8,14 +8,15 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, Instant},
 };
 
 use axum::{Json, Router, body::Body, extract::Query, response::IntoResponse as _, response::Response, routing::get};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, runtime::Runtime};
 
 use crate::{
-    api_server::{self, FEED},
+    api_server::{self, FEED, Running},
     network, scene,
 };
 
@@ -23,7 +24,13 @@ const MEMBERS: usize = 10_000;
 const SERVICES: usize = 100;
 const NODES: usize = 100;
 /// The upper limit of the resident memory, in KiB.
-const LIMIT: usize = 40 * 1024;
+pub(crate) const LIMIT: u64 = 40 * 1024;
+/// The duration for which an idle feed is observed, and the upper limit of its processor time: 1 % of a core.
+const OBSERVED: Duration = Duration::from_secs(10);
+const IDLE_LIMIT: Duration = OBSERVED.checked_div(100).unwrap();
+/// The upper limit of the number of waits of an idle feed in this duration. Its timers are tens of seconds long.
+const MOST_WAITS: u64 = 20;
+pub(crate) const DNS: &str = "127.0.0.1:5353";
 const API_SERVER: &str = "127.0.0.1:6443";
 
 /// An object with the metadata that the API server sends and the feed does not use.
@@ -124,17 +131,36 @@ fn process_with(argument: &Path) -> PathBuf {
     { folders }.find(is_same).expect("a process with the argument")
 }
 
-/// A field of the file `status` of a process, in KiB.
-fn kibibytes(process: &Path, field: &str) -> usize {
+/// A field of the file `status` of a process or thread; memory in KiB.
+fn field(process: &Path, name: &str) -> u64 {
     let status = fs::read_to_string(process.join("status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_matches([':', ' ', '\t', 'k', 'B']).parse().unwrap()
 }
 
-#[test]
-fn ten_thousand_members_fit_into_the_memory_limit() {
-    network::inside("memory::ten_thousand_members_fit_into_the_memory_limit", || {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
+/// The processor time of a process and the number of times that its threads have waited.
+fn work_of(process: &Path) -> (Duration, u64) {
+    let stat = fs::read_to_string(process.join("stat")).unwrap();
+    // The name of the program, in parentheses, may contain spaces.
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    // User and system time, in clock ticks of 10 ms.
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum();
+    let threads = fs::read_dir(process.join("task")).unwrap().filter_map(|entry| Some(entry.ok()?.path()));
+    let waits = threads.map(|thread| field(&thread, "voluntary_ctxt_switches")).sum();
+    (Duration::from_millis(10 * ticks), waits)
+}
+
+/// A running feed that has listed all members.
+pub(crate) struct LargeCluster {
+    pub(crate) process: PathBuf,
+    _feed: Running,
+    _runtime: Runtime,
+    folder: PathBuf,
+}
+
+impl LargeCluster {
+    pub(crate) fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
         let address: SocketAddr = API_SERVER.parse().unwrap();
         let listener = runtime.block_on(TcpListener::bind(address)).unwrap();
         runtime.spawn(async move { axum::serve(listener, router()).await });
@@ -146,19 +172,51 @@ fn ten_thousand_members_fit_into_the_memory_limit() {
             "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }] });
         fs::write(&kubeconfig, config.to_string()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
-        command.args(["--http", FEED, "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353"]);
+        command.args(["--http", FEED, "--xds", "127.0.0.1:18000", "--dns", DNS]);
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");
         api_server::until("all members", || api_server::get("/metrics").filter(|(_, text)| text.contains(&expected)));
-        let process = process_with(&kubeconfig);
-        // Decoded lists are returned to the kernel after the first snapshot.
+        Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, folder }
+    }
+
+    /// Waits until the feed uses at most `limit` KiB. Decoded lists are returned to the kernel after the first snapshot.
+    pub(crate) fn wait_for_memory(&self, limit: u64) {
         api_server::until("resident memory within the limit", || {
-            let [all, own] = ["VmRSS", "RssAnon"].map(|field| kibibytes(&process, field));
+            let [all, own] = ["VmRSS", "RssAnon"].map(|name| field(&self.process, name));
             println!("{MEMBERS} members: {all} KiB, of which {own} KiB are not pages of the program");
             // An unoptimized program alone takes more than half of the limit.
-            (if cfg!(debug_assertions) { own } else { all } <= LIMIT).then_some(())
+            (if cfg!(debug_assertions) { own } else { all } <= limit).then_some(())
         });
-        drop(feed);
-        fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+impl Drop for LargeCluster {
+    fn drop(&mut self) {
+        // A failed test shows its own error.
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+#[test]
+fn ten_thousand_members_fit_into_the_memory_limit() {
+    network::inside("memory::ten_thousand_members_fit_into_the_memory_limit", || {
+        LargeCluster::start().wait_for_memory(LIMIT);
+    });
+}
+
+/// A feed that works at intervals could stay below the limit of processor time on a fast machine, but the number of waits
+/// does not depend on the speed of the machine.
+#[test]
+fn ten_thousand_members_take_no_processor_time_without_changes() {
+    network::inside("memory::ten_thousand_members_take_no_processor_time_without_changes", || {
+        let cluster = LargeCluster::start();
+        api_server::until("an idle feed", || {
+            let (began, (time_before, waits_before)) = (Instant::now(), work_of(&cluster.process));
+            api_server::until("the end of the observation", || (began.elapsed() >= OBSERVED).then_some(()));
+            let (time, waits) = work_of(&cluster.process);
+            let (time, waits) = (time.saturating_sub(time_before), waits.saturating_sub(waits_before));
+            println!("{MEMBERS} members without changes: {time:?} of processor time and {waits} waits in {OBSERVED:?}");
+            (time <= IDLE_LIMIT && waits <= MOST_WAITS).then_some(())
+        });
     });
 }

@@ -24,7 +24,7 @@ use npl_feed::{
     follow, run,
     status::Status,
 };
-use npl_testkit::load_balancers::LoadBalancer;
+use npl_testkit::load_balancers::{ENVOY, LoadBalancer};
 use tokio::{
     runtime::Runtime,
     sync::{mpsc, watch},
@@ -64,6 +64,7 @@ pub(crate) struct Scene {
 /// A feed whose cluster objects come from the test.
 pub(crate) struct Feed {
     runtime: Runtime,
+    status: Arc<Status>,
     changes: mpsc::Sender<Change>,
 }
 
@@ -80,10 +81,10 @@ impl Feed {
         runtime.block_on(async {
             let mut tasks = JoinSet::new();
             run::serve(&config, &published, &status, &mut tasks).await.unwrap();
-            tasks.spawn(follow::run(changes, config.port_range, config.drain, status, publisher));
+            tasks.spawn(follow::run(changes, config.port_range, config.drain, Arc::clone(&status), publisher));
             tasks.detach_all();
         });
-        let feed = Self { runtime, changes: sender };
+        let feed = Self { runtime, status, changes: sender };
         let nodes = NODES.iter().enumerate().map(|(index, ip)| node(index, ip)).collect();
         feed.send(Change::Nodes(nodes));
         feed.send(Change::Services(vec![service("web"), service("other")]));
@@ -93,6 +94,17 @@ impl Feed {
 
     pub(crate) fn send(&self, change: Change) {
         self.runtime.block_on(self.changes.send(change)).unwrap();
+    }
+
+    /// Whether a client has accepted xDS resources. Fails if a client has rejected one.
+    pub(crate) fn has_accepted_resources(&self) -> bool {
+        let metrics = self.status.encode().unwrap();
+        let count = |event: &str| {
+            let mark = format!("event=\"{event}\"");
+            metrics.lines().filter(|line| line.contains(&mark)).count()
+        };
+        assert_eq!(count("nack") + count("unknown_type"), 0, "{metrics}");
+        count("ack") > 0
     }
 }
 
@@ -182,6 +194,9 @@ impl Scene {
 
     /// Checks that no request failed, and that no Pod of another Service answered one.
     pub(crate) fn finish(mut self) {
+        // Envoy validates each resource that it gets; the others use no xDS.
+        let feed = self.feeds[0].as_ref().unwrap();
+        assert_eq!(feed.has_accepted_resources(), self.name == ENVOY.name);
         let seen = self.load.as_ref().unwrap().seen();
         self.load = None;
         self.process.kill().unwrap();

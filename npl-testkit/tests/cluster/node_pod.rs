@@ -7,7 +7,6 @@ use npl_testkit::poll;
 use serde_json::{Value, json};
 
 use crate::agent;
-use crate::path_test::plugin;
 use crate::traffic::PORTS;
 use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 
@@ -17,7 +16,7 @@ const NODE: &str = "node-2";
 const NAMESPACES: &str = "/api/v1/namespaces?labelSelector=app.kubernetes.io/name%3Dnpl-on";
 
 fn on(world: &World, arguments: &[&str]) -> Output {
-    plugin(world, &[&["on", NODE], arguments].concat()).output().unwrap()
+    world.plug_in(&[&["on", NODE], arguments].concat()).output().unwrap()
 }
 
 /// Returns the standard output of a successful command, and checks that its Pod has been removed.
@@ -66,7 +65,7 @@ pub(crate) fn commands_run_in_a_pod_on_a_node_without_an_agent(world: &mut World
     let pods = shop.values().filter(|pod| pod.node == NODE).count();
     assert!(pods > 0 && mappings.len() >= pods * PORTS, "{mappings:#?}");
 
-    let running = plugin(world, &["on", NODE, "--create-pod", "trace", "--duration", "5m"]).spawn().unwrap();
+    let running = world.plug_in(&["on", NODE, "--create-pod", "trace", "--duration", "5m"]).spawn().unwrap();
     let is_running = || {
         let pods = world.cluster.cluster().client().get("/api/v1/pods?labelSelector=app.kubernetes.io/name%3Dnpl-on");
         let pods = pods.unwrap();

@@ -2,12 +2,10 @@
 //! Tests `kubectl npl test`, which the real kubectl starts on the network of the Nodes.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
-use npl_testkit::{agent, poll};
+use npl_testkit::poll;
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World};
@@ -23,22 +21,8 @@ struct Outcome {
     notes: String,
 }
 
-/// Returns `kubectl npl` with these arguments, and pipes for its outputs.
-pub(crate) fn plugin(world: &World, arguments: &[&str]) -> Command {
-    let folder = world.cluster.run().file("plug-in");
-    if !folder.exists() {
-        fs::create_dir(&folder).unwrap();
-        symlink(fs::canonicalize(agent::find_binary().unwrap()).unwrap(), folder.join("kubectl-npl")).unwrap();
-    }
-    let mut command = world.cluster.cluster().command("kubectl").unwrap();
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    command.env("PATH", path).arg("npl").args(arguments);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
 fn run(world: &World) -> Outcome {
-    let output = plugin(world, &["test", "--output", "json"]).output().unwrap();
+    let output = world.plug_in(&["test", "--output", "json"]).output().unwrap();
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     let answer = serde_json::from_slice::<Value>(&output.stdout);
     assert!(answer.is_ok(), "{answer:?}: {notes}");
@@ -114,7 +98,7 @@ pub(crate) fn an_interrupted_kubectl_npl_test_removes_its_objects(world: &mut Wo
     let api = world.cluster.cluster().client();
     let labels = json!({"app.kubernetes.io/name": "npl-test"});
     api.create("/api/v1/namespaces", &json!({"metadata": {"name": "npl-test-left", "labels": labels}})).unwrap();
-    let running = plugin(world, &["test"]).spawn().unwrap();
+    let running = world.plug_in(&["test"]).spawn().unwrap();
     let has_own = || (namespaces(world).len() == 2).then_some(());
     poll::until("the Namespace of the test", LIMIT, has_own).unwrap();
     let is_ended = Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap().success();

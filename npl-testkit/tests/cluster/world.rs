@@ -2,13 +2,16 @@
 //! A cluster in which NPL and a sample application, the shop, are installed.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
-use npl_testkit::{poll, tools};
+use npl_testkit::{agent, poll, tools};
 use serde_json::Value;
 
 use crate::machine::Machine;
@@ -77,6 +80,20 @@ impl World {
         assert!(residue.lines().count() > 10, "a running cluster must have processes and namespaces: {residue:?}");
         drop(self);
         residue.assert_gone().unwrap();
+    }
+
+    /// A command that runs `kubectl npl` with these arguments, as an administrator beside the Nodes.
+    pub(crate) fn plug_in(&self, arguments: &[&str]) -> Command {
+        let folder = self.cluster.run().file("plug-in");
+        if !folder.exists() {
+            fs::create_dir(&folder).unwrap();
+            symlink(fs::canonicalize(agent::find_binary().unwrap()).unwrap(), folder.join("kubectl-npl")).unwrap();
+        }
+        let mut command = self.cluster.cluster().command("kubectl").unwrap();
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+        command.env("PATH", path).arg("npl").args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
     }
 
     /// Runs kubectl with administrator rights.

@@ -67,8 +67,8 @@ const PROGRAMS: [Program; 5] = [
 /// Returns the cache directory with the load balancers' programs, and their libraries in `lib`. Downloads what is
 /// missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
-    // The Debian packages are installed even if the cache already has the load balancers, because the tests also run
-    // curl.
+    // Install the packages even if the cache already has the load balancers, because the tests also run curl, `dig` and
+    // `kdig`.
     super::ensure(&[Need::Balancers])?;
     let made_from = PROGRAMS.map(|program| program.sha256.as_bytes());
     cache::obtain("balancers", &made_from, |folder| {

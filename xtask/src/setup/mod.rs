@@ -37,7 +37,7 @@ pub(crate) enum Need {
     Containers,
     /// The emulator, and the tools that prepare a kernel and a RAM disk for the emulator.
     Emulation,
-    /// The package manager pip, which downloads packages with programs of load balancers.
+    /// The package manager pip, which downloads packages with programs of load balancers, and other clients of the feed.
     Balancers,
 }
 
@@ -48,7 +48,7 @@ impl Need {
             Self::TestNetwork => "building and inspecting test networks",
             Self::Containers => "running containers on the Nodes of a real cluster",
             Self::Emulation => "booting other kernels in an emulator",
-            Self::Balancers => "obtaining real load balancers",
+            Self::Balancers => "obtaining real load balancers and DNS clients",
         }
     }
 
@@ -91,8 +91,10 @@ const EMULATION: [Program; 4] = [
     Program { name: "xz", package: "xz-utils" },
 ];
 
-const BALANCERS: [Program; 3] = [
+const BALANCERS: [Program; 5] = [
     Program { name: "curl", package: "curl" },
+    Program { name: "dig", package: "bind9-dnsutils" },
+    Program { name: "kdig", package: "knot-dnsutils" },
     Program { name: "pip3", package: "python3-pip" },
     Program { name: "unzip", package: "unzip" },
 ];

@@ -49,7 +49,7 @@ fn the_pod_is_removed_after_the_command_whose_exit_code_is_returned() {
     assert_eq!(result.unwrap(), ExitCode::from(3));
     let (create, pods) = ("create --filename -", "get --output json pods --namespace NAMESPACE");
     let exec = "exec --namespace NAMESPACE npl-agent --container npl-agent -- /npl-agent status --output=json";
-    let delete = "delete namespace NAMESPACE --ignore-not-found --wait --timeout=60s";
+    let delete = "delete namespace NAMESPACE --ignore-not-found --wait --timeout=90s";
     let leftovers = "get --output json namespaces --selector app.kubernetes.io/name=npl-on";
     assert_eq!(requests, ["get node node-2 --output name", leftovers, create, create, pods, exec, delete]);
     let objects = fs::read_to_string(script.0.join("objects")).unwrap();

@@ -2,7 +2,8 @@
 //! `npl-bench` compares NPL with its alternatives. The packet rate from a Node's uplink to a Pod is compared with the
 //! rates of plain routing, iptables and nftables. TCP through a mapping is compared with TCP to the Pod's own address.
 //! The agent's publication time is compared with the API server's own speed, and requests in a real cluster are
-//! compared with requests to Services of kube-proxy.
+//! compared with requests to Services of kube-proxy. The time until a real load balancer that reads the feed sends
+//! requests to a new Pod is compared with the time until a plain watch delivers the annotation.
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
 //! only in the presence of NPL or in the number of mappings share a network. Packets are generated in the kernel, enter
@@ -16,6 +17,7 @@ mod baselines;
 mod cases;
 mod cluster;
 mod control_plane;
+mod feed;
 mod figures;
 mod ours;
 mod program;
@@ -48,8 +50,8 @@ struct Arguments {
     /// Measure few and short rounds: the datapath in a minute, other figures in a few minutes.
     #[arg(long)]
     quick: bool,
-    /// Measure only ratios and figures whose names contain NAME, and the cases that they need; `control-plane` or
-    /// `cluster` selects all figures of that kind [default: figures of the datapath].
+    /// Measure only ratios and figures whose names contain NAME, and the cases that they need; `control-plane`,
+    /// `cluster` or `feed` selects all figures of that kind [default: figures of the datapath].
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
     /// The output format.
@@ -80,6 +82,8 @@ struct Effort {
     stream: Duration,
     /// Pods per sample of annotation latencies.
     latencies: usize,
+    /// Pods per load balancer that queries the feed at an interval.
+    polled: usize,
     /// Service changes per sample.
     changes: usize,
     /// The duration of one sample of an idle agent.
@@ -109,6 +113,7 @@ const QUICK: Effort = Effort {
     streams: 12,
     stream: Duration::from_millis(15),
     latencies: 50,
+    polled: 10,
     changes: 20,
     steady: Duration::from_secs(6),
     requests: 5_000,
@@ -127,6 +132,7 @@ const FULL: Effort = Effort {
     streams: 48,
     stream: Duration::from_millis(30),
     latencies: 100,
+    polled: 50,
     changes: 50,
     steady: Duration::from_secs(31),
     requests: 20_000,
@@ -149,7 +155,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
     let datapath = || program::FIGURES.into_iter().chain(sockets::FIGURES);
-    let all = || datapath().chain(control_plane::FIGURES).chain(cluster::figures());
+    let all = || datapath().chain(control_plane::FIGURES).chain(cluster::figures()).chain(feed::FIGURES);
     let is_meant = |figure: &&Figure| match arguments.only.as_str() {
         "" => figure.stage == Stage::Sockets || figure.stage == Stage::Program && !arguments.quick,
         only => figure.name.contains(only),
@@ -167,6 +173,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     sockets::measure(&figures, effort, &mut seen)?;
     control_plane::measure(&figures, effort, &mut seen)?;
     cluster::measure(&figures, effort, &mut seen)?;
+    feed::measure(&figures, effort, &mut seen)?;
     let rows: Vec<Row> = figures.iter().filter_map(|figure| seen.row(figure)).collect();
     print!("{}", Report::new(effort.rounds, &samples, &ratios, rows)?.show(arguments.output)?);
     Ok(())

@@ -3,15 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::Ipv4Addr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use npl_testkit::echo::Answer;
+use anyhow::{Result, ensure};
+use npl_testkit::load_balancers;
 use npl_testkit::netns::Netns;
 
 /// The number of clients of a load balancer. With several clients, a slow request hardly lowers the rate.
@@ -19,9 +18,6 @@ pub(crate) const CLIENTS: u32 = 4;
 
 /// Requests per second of all clients of a load balancer.
 const RATE: u32 = 80;
-
-/// The timeout of a request, longer than the longest sequence of retries and than Traefik's dial timeout of 30 s.
-const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The requests of one event.
 #[derive(Clone, Debug, Default)]
@@ -120,18 +116,7 @@ fn work(
 
 /// Sends one request on a new connection. Returns the name of the Pod that answered.
 pub(crate) fn request(port: u16, client: Ipv4Addr) -> Result<String> {
-    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let mut stream = TcpStream::connect(server).context("connect")?;
-    stream.set_read_timeout(Some(PATIENCE)).context("set the timeout")?;
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n").context("send")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).context("read the answer")?;
-    let status = text.lines().next().unwrap_or_default();
-    ensure!(status.starts_with("HTTP/1.1 200"), "the load balancer answered `{status}`");
-    // Take the text from the first to the last brace: the answer is one JSON object, and chunked transfer encoding adds
-    // lines before and after it.
-    let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
-    let answer: Answer = serde_json::from_str(object.context("an answer without an object")?).context("parse")?;
+    let answer = load_balancers::ask((Ipv4Addr::LOCALHOST, port).into())?;
     ensure!(answer.client.ip() == client, "{} observed the client {}", answer.pod, answer.client);
     Ok(answer.pod)
 }

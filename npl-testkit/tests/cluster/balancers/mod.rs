@@ -6,12 +6,15 @@
 mod load;
 mod scene;
 
+use std::collections::BTreeSet;
+
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use self::scene::Scene;
 use crate::agent;
-use crate::load::renew;
+use crate::load::{NAMESPACE, pods, renew};
 use crate::moves::{drain, scale};
 use crate::restarts::interrupt_the_api_server;
 use crate::world::{self, AGENT_NAMESPACE, World};
@@ -24,6 +27,7 @@ const REPLICAS: usize = 2;
 
 pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
     let mut scene = Scene::start(world);
+    show_members(world);
     scene.during(world, "rolling update, also of another Service's Pods", |world| {
         world.kubectl(&["rollout", "restart", "deployment/web", "--namespace", world::NAMESPACE]);
         renew(world, "deployment/web");
@@ -57,6 +61,21 @@ pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
         renew(world, "deployment/elastic");
     });
     scene.finish(world);
+}
+
+/// `kubectl npl members` shows the ready Pods of the Service, about which both replicas of the feed agree.
+fn show_members(world: &World) {
+    let arguments = ["members", "web:http", "--namespace", NAMESPACE, "--settle", "10s", "--output", "json"];
+    let output = world.plug_in(&arguments).output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}: {text}{errors}", output.status);
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&answer["agree"], answer["replicas"].as_array().map(Vec::len)), (&Value::Bool(true), Some(REPLICAS)));
+    let members = answer["ports"][0]["members"].as_array().unwrap();
+    let shown: BTreeSet<&str> = members.iter().filter_map(|member| member["pod"].as_str()).collect();
+    let pods = pods(world);
+    assert_eq!(shown, pods.iter().map(|pod| pod.name.as_str()).collect(), "{text}");
+    assert!(members.iter().all(|member| member["ready"] == true && member["draining"] == false), "{text}");
 }
 
 /// Kills the process of `count` Pods of a component with SIGKILL; the kubelets start new containers.

@@ -2,7 +2,6 @@
 //! Real load balancers outside of the cluster, each under its own load, and two replicas of the feed as a Deployment.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -166,9 +165,6 @@ impl Scene {
 
 /// Starts a load balancer in the client's namespace. Its configuration names the Nodes of the cluster.
 fn launch(world: &World, balancer: &LoadBalancer, port: u16) -> Process {
-    let folder = world.cluster.run().file(&format!("balancer-{}", balancer.name));
-    fs::create_dir_all(&folder).unwrap();
-    let mut command = world.cluster.client().command(balancer.program().unwrap()).unwrap();
     let [first, second] = [0, 1].map(|at: usize| world.cluster.nodes()[at].number().v4().to_string());
     let (port, service) = (port.to_string(), format!("web.{NAMESPACE}"));
     let replacements = [
@@ -177,8 +173,7 @@ fn launch(world: &World, balancer: &LoadBalancer, port: u16) -> Process {
         ("web.default", service.as_str()),
         ("8000", port.as_str()),
     ];
-    balancer.configure(&mut command, &folder, &replacements).unwrap();
-    Process::spawn(balancer.name, command, &folder.join("log")).unwrap()
+    balancer.start(world.cluster.run(), world.cluster.client(), &replacements).unwrap()
 }
 
 impl Names {

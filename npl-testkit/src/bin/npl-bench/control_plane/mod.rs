@@ -14,7 +14,7 @@ mod plain;
 mod recovery;
 mod requests;
 mod services;
-mod usage;
+pub(crate) mod usage;
 
 use anyhow::Result;
 use npl_testkit::control_plane::ControlPlane;
@@ -22,6 +22,7 @@ use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Topology};
 
 use self::environment::Environment;
+pub(crate) use self::environment::{in_parallel, let_pass};
 pub(crate) use self::figures::FIGURES;
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};

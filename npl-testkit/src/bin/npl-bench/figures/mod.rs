@@ -30,6 +30,8 @@ pub(crate) enum Stage {
     Nftables,
     /// A real cluster in which many Pods are started at the same time.
     Crowd,
+    /// Real load balancers that read the feed.
+    Feed,
 }
 
 /// One row of the table.

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! DNS by TCP. hickory's own TCP server limits neither the number of connections, nor the memory that a client reserves
+//! by announcing a long query.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use futures::StreamExt as _;
+use hickory_server::{
+    net::{BufDnsStreamHandle, runtime::TokioTime, xfer::Protocol},
+    proto::{
+        op::{Header, Message, ResponseCode},
+        serialize::binary::{BinDecodable as _, BinDecoder},
+    },
+    server::{Request, RequestHandler as _, ResponseHandle},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+use tracing::{debug, warn};
+
+use super::{Handler, INTERFACE};
+use crate::{
+    access,
+    listen::{ACCEPT_PAUSE, MOST_CONNECTIONS, NewestConnections},
+};
+
+/// The maximum size of a query. A question with options of EDNS0 is much shorter.
+const LONGEST_QUERY: u16 = 4096;
+/// The maximum time from an answer to the next one, after which the connection is closed.
+const IDLE_CONNECTION: Duration = Duration::from_secs(10);
+
+/// Accepts connections until the future is dropped. A connection above the limit closes the oldest one, whose client
+/// connects again if it has further queries, so that idle connections do not exclude other clients.
+pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
+    let mut open = NewestConnections::new(MOST_CONNECTIONS);
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!(interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let is_refused = if access::admits(&handler.allowed, peer.ip()) {
+            open.spawn(connection(stream, peer, handler.clone()))
+        } else {
+            true
+        };
+        if is_refused {
+            handler.status.count_refused(INTERFACE);
+            debug!(interface = INTERFACE, %peer, "a connection was refused, or closed the oldest one");
+        }
+    }
+}
+
+/// Answers one query after the other. While the client does not read an answer, the server reads no further query.
+async fn connection(mut stream: TcpStream, peer: SocketAddr, handler: Handler) {
+    loop {
+        match timeout(IDLE_CONNECTION, exchange(&mut stream, peer, &handler)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return debug!(%peer, %error, "a DNS connection ended"),
+            Err(_late) => return debug!(%peer, "an idle DNS connection was closed"),
+        }
+    }
+}
+
+async fn exchange(stream: &mut TcpStream, peer: SocketAddr, handler: &Handler) -> io::Result<()> {
+    let length = stream.read_u16().await?;
+    if length > LONGEST_QUERY {
+        return Err(io::Error::other("the query is too long"));
+    }
+    let mut query = vec![0; usize::from(length)];
+    stream.read_exact(&mut query).await?;
+    let answer = answer(query, peer, handler).await?;
+    let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+    stream.write_all(&[&length.to_be_bytes()[..], &answer].concat()).await
+}
+
+async fn answer(query: Vec<u8>, peer: SocketAddr, handler: &Handler) -> io::Result<Vec<u8>> {
+    let Header { metadata, .. } = Header::read(&mut BinDecoder::new(&query)).map_err(io::Error::other)?;
+    let Ok(request) = Request::from_bytes(query, peer, Protocol::Tcp) else {
+        let refusal = Message::error_msg(metadata.id, metadata.op_code, ResponseCode::FormErr);
+        return refusal.to_vec().map_err(io::Error::other);
+    };
+    let (sender, mut answers) = BufDnsStreamHandle::with_buffer_size(peer, 1);
+    handler.handle_request::<_, TokioTime>(&request, ResponseHandle::new(peer, sender, Protocol::Tcp)).await;
+    let answer = answers.next().await.ok_or_else(|| io::Error::other("the answer could not be encoded"))?;
+    Ok(answer.into_parts().0)
+}

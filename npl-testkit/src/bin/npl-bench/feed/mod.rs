@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The feed: the time from a Pod's annotation to the first request that a real load balancer sends to the Pod, and the
+//! feed's memory and processor time with many members.
+//!
+//! API server, feed and load balancers are real, and run in one network namespace without NPL's kernel programs. Pods
+//! are objects; echo servers at their node ports answer in their place. The bench writes the annotations as an agent
+//! would.
+
+mod figures;
+mod scene;
+mod size;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::load_balancers::{self, LoadBalancer};
+use npl_testkit::run::Run;
+use npl_testkit::{interrupt, poll, process};
+
+pub(crate) use self::figures::FIGURES;
+use self::figures::{BALANCERS, LONG_POLL, RESIDENT, Receives, STEADY_CPU};
+use self::scene::{BALANCER, INTERVAL, LIMIT, Scene};
+use crate::Effort;
+use crate::figures::{Figure, Samples, Stage, say};
+
+/// The time between two requests to the load balancer. The load balancer sends every second request to the new Pod, so
+/// a value is too large by at most two of these times and two requests.
+const PACE: Duration = Duration::from_millis(1);
+
+/// The number of successive answers by the other Pod after which a load balancer counts as not using a Pod.
+const QUIET: usize = 20;
+
+/// A time in milliseconds from the patch with an annotation, and the time from the same patch to its event on a watch.
+type Lag = (f64, f64);
+
+/// Measures those of `figures` that belong to this stage.
+pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
+    if !figures.iter().any(|figure| figure.stage == Stage::Feed) {
+        return Ok(());
+    }
+    let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
+    let run = Run::start()?;
+    say("starting a control plane and the feed");
+    let netns = scene::namespace(&run)?;
+    let plane = ControlPlane::start(&run, Some(&netns))?;
+    netns.run(|| {
+        let (mut scene, _permanent) = Scene::start(&run, &netns, &plane)?;
+        if is_meant(&LONG_POLL) {
+            say("a client polls the feed by HTTP");
+            for _ in 0..effort.latencies {
+                let (lag, event) = long_poll(&mut scene)?;
+                samples.add(&LONG_POLL, &[lag], &[event]);
+            }
+        }
+        for (figure, balancer, receives) in BALANCERS.iter().filter(|(figure, ..)| is_meant(figure)) {
+            say(&format!("{} reads the feed", balancer.name));
+            for (lag, event) in lags(&mut scene, balancer, *receives, effort)? {
+                samples.add(figure, &[lag], &[event]);
+            }
+        }
+        if is_meant(&RESIDENT) || is_meant(&STEADY_CPU) {
+            size::measure(&mut scene, effort, samples)?;
+        }
+        Ok(())
+    })?
+}
+
+/// The time to the answer of a long poll.
+fn long_poll(scene: &mut Scene<'_>) -> Result<Lag> {
+    let version = scene.members("")?.version;
+    let pod = scene.create_pod()?;
+    let (began, answered) = thread::scope(|scope| {
+        let polling = scope.spawn(|| {
+            let body = scene.members(&format!("?index={version}&wait=60s"))?;
+            ensure!(body.version != version, "the long poll ended without a change");
+            Ok(Instant::now())
+        });
+        // The feed must have the request before the annotation changes.
+        thread::sleep(INTERVAL / 20);
+        let began = scene.annotate(&pod)?;
+        anyhow::Ok((began, process::joined(polling)?))
+    })?;
+    let lag = (millis(began, answered), millis(began, scene.event_of(&pod)?));
+    scene.delete(&pod)?;
+    poll::until_gone("the removal of the Pod", LIMIT, || scene.members("").is_ok_and(|body| body.members.len() == 1))?;
+    Ok(lag)
+}
+
+/// The time to the first request of a load balancer, for each of several Pods.
+fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effort: Effort) -> Result<Vec<Lag>> {
+    let process = scene.launch(balancer)?;
+    let count = if receives == Receives::Pushed { effort.latencies } else { effort.polled };
+    let mut lags = Vec::new();
+    for number in 0..u32::try_from(count)? {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        if receives == Receives::Asked {
+            // The load balancer left the previous Pod just after a query. Without this pause, every annotation would
+            // be written just after a query.
+            thread::sleep(INTERVAL * number / u32::try_from(count)?);
+        }
+        lags.push(lag(scene).with_context(|| process.log_tail(10))?);
+    }
+    Ok(lags)
+}
+
+fn lag(scene: &mut Scene<'_>) -> Result<Lag> {
+    let pod = scene.create_pod()?;
+    let began = scene.annotate(&pod)?;
+    let first = first_request(&pod.name)?;
+    let lag = (millis(began, first), millis(began, scene.event_of(&pod)?));
+    scene.delete(&pod)?;
+    let mut others = 0;
+    while others < QUIET {
+        ensure!(first.elapsed() < LIMIT, "the load balancer still uses {}", pod.name);
+        others = if load_balancers::ask(BALANCER)?.pod == pod.name { 0 } else { others + 1 };
+    }
+    Ok(lag)
+}
+
+/// The time at which the client sent the first request that the Pod answered.
+fn first_request(pod: &str) -> Result<Instant> {
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        let sent = Instant::now();
+        if load_balancers::ask(BALANCER)?.pod == pod {
+            return Ok(sent);
+        }
+        thread::sleep(PACE);
+    }
+    bail!("no request reached {pod} in {} s", LIMIT.as_secs())
+}
+
+fn millis(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64() * 1e3
+}
