@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! A macro that declares map types. The macro asserts the size of each type at compile time, and contains the only
-//! `unsafe` code for map types.
+//! A macro that declares map types: the structs of keys, values and records of maps, and of their parts. The macro
+//! asserts the size of each type at compile time, and contains the only `unsafe` code for map types.
 
-/// The description of one map type, for `layout.snap` and for the reference page of maps.
+/// The description of a struct that `map_type!` declares, for `layout.snap` and for the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The type's name.
@@ -17,7 +17,7 @@ pub struct Layout {
     pub fields: &'static [FieldLayout],
 }
 
-/// A field of a map type.
+/// A field of a struct that `map_type!` declares: of a map's key, value or record, or of a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldLayout {
     /// The field's name.
@@ -30,7 +30,8 @@ pub struct FieldLayout {
     pub offset: usize,
 }
 
-/// Declares a `#[repr(C)]` map type of an exact size, without padding that the compiler would leave undefined.
+/// Declares a map type: a `#[repr(C)]` struct of an exact size, without padding that the compiler would leave
+/// undefined.
 macro_rules! map_type {
     (
         $(#[doc = $doc:literal])+

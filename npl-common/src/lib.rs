@@ -10,8 +10,8 @@
 //!   ports once.
 //! * Times are nanoseconds of `CLOCK_MONOTONIC`. In 64-bit words that have no room for nanoseconds, a time is in units
 //!   of 2^30 ns (1.07 s, [`fragment::time`]), or consists of the low 32 bits of `jiffies`.
-//! * Every map type is `#[repr(C)]`. Its padding is explicit and always zero, because the kernel compares keys byte by
-//!   byte.
+//! * Every struct of a map's key or value is `#[repr(C)]`. Its padding is explicit and always zero, because the kernel
+//!   compares keys byte by byte.
 //! * A change of the layout or name of a map, or of a discriminant in a map, increments [`names::ABI_VERSION`].
 
 #![cfg_attr(not(test), no_std)]

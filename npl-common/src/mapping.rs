@@ -52,7 +52,7 @@ map_type! {
 }
 
 map_type! {
-    /// Node port and protocol of a mapping, on every node address of one IP family.
+    /// Node port and protocol of a mapping. The mapping applies to all node addresses of the map's IP family.
     pub struct Frontend: 4, align 4 {
         /// In host byte order.
         pub node_port: u16,

@@ -36,7 +36,7 @@ map_type! {
 }
 
 map_type! {
-    /// The next hop of requests to a Pod, which is also the device on which the Pod's replies arrive.
+    /// The device that leads to a Pod: requests to the Pod leave through it, and the Pod's replies arrive on it.
     pub struct PodNextHop: 8, align 4 {
         /// The device's index.
         pub ifindex: u32,

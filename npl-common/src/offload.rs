@@ -99,7 +99,8 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     if now.wrapping_sub(mine) < INTERVAL_JIFFIES { Decision::Offload } else { Decision::Observe }
 }
 
-/// The new word of a direction after a stack observation; `None` if the word does not change.
+/// Returns the word of a direction after the stack was observed to forward a packet of this direction; `None` if the
+/// word stays: the direction is offloaded or has ended, or another offloaded flow has the slot.
 ///
 /// While a direction is offloaded, its word is unchanged. On a bridge, the observing program also runs for redirected
 /// packets, so an observation while the direction is offloaded would not prove that the stack forwarded the packet.

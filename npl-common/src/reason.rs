@@ -44,8 +44,8 @@ reasons! {
     /// direct. UDP replies follow the newer connection; TCP and SCTP replies follow the connection that the Pod accepted
     /// last.
     TupleConflict = 4, "tuple_conflict";
-    /// The flow table has no room for the flow's conntrack entry; the packet is translated, and the flow stays in the
-    /// half-open cache.
+    /// The kernel did not add the flow's conntrack entry to the flow table; the packet is translated, and the flow
+    /// stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";
     /// The kernel had no memory to make the packet writable, and a part of the packet was already rewritten; the packet
     /// is dropped.

@@ -145,7 +145,7 @@ impl Listener {
     }
 }
 
-/// The tasks of connections, the oldest first. A task above the limit ends the oldest one.
+/// The tasks of connections, the oldest first. If a new task exceeds the limit, the oldest task is aborted.
 pub(crate) struct NewestConnections {
     limit: usize,
     tasks: VecDeque<AbortHandle>,
@@ -156,7 +156,7 @@ impl NewestConnections {
         Self { limit, tasks: VecDeque::new() }
     }
 
-    /// Starts the task of a connection. Returns whether another task ends for it.
+    /// Starts the task of a connection. Returns whether the oldest task was aborted for it.
     pub(crate) fn spawn<T: Send + 'static>(&mut self, connection: impl Future<Output = T> + Send + 'static) -> bool {
         self.tasks.retain(|task| !task.is_finished());
         let oldest = if self.tasks.len() >= self.limit { self.tasks.pop_front() } else { None };

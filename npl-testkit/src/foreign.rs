@@ -58,8 +58,8 @@ pub enum Place {
     Behind,
 }
 
-/// A program of other software on hooks of a device, attached by TCX links, or by filters before Linux 6.6. Dropping
-/// this value detaches the program.
+/// A program of other software on hooks of a device. The program is attached by TCX links; before Linux 6.6, and with
+/// [`Place::AheadAsFilter`], it is attached as a TC filter. Dropping this value detaches the program.
 #[derive(Debug)]
 pub struct Foreign {
     device: Device,

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::netns::Netns;
 
-/// A proxy on the loopback address of a namespace. Dropping the proxy closes its connections.
+/// A TCP proxy that listens on 127.0.0.1 in a network namespace. Dropping the proxy closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,

@@ -205,7 +205,8 @@ pub struct RunArgs {
     )]
     pub node_ip: NodeIpSource,
 
-    /// Use the annotations of this domain: DOMAIN/enabled and DOMAIN/allowed-source-ranges on Services, DOMAIN on Pods.
+    /// Use keys of this domain: the annotations DOMAIN/enabled and DOMAIN/allowed-source-ranges of Services, the
+    /// annotation DOMAIN of Pods, and the readiness gate DOMAIN/published.
     #[arg(
         long, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN", default_value = "nodeportlocal.antrea.io",
         value_parser = value::domain

@@ -55,7 +55,7 @@ pub enum ValueError {
     /// The value is not a valid name of a Kubernetes object.
     #[error("{0:?} is not a Node's name: give it as `kubectl get nodes` shows it, for example worker-1")]
     NodeName(String),
-    /// The value is not a valid name of an annotation.
+    /// The value is not a DNS subdomain of at most 63 characters.
     #[error(
         "{0:?} is not an annotation domain: give at most 63 lower-case letters, digits, dots and dashes, for example \
          nodeportlocal.antrea.io"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sections of the documents to which NPL's messages refer. A test checks that each section exists.
+//! The sections of the documents to which NPL's messages refer. A test checks that each of these sections exists in its
+//! document.
 
 macro_rules! pages {
     ($( $(#[doc = $doc:literal])+ $name:ident = $page:literal; )+) => {

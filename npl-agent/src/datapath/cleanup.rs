@@ -108,7 +108,8 @@ fn detach_filters(interface: &str) -> bool {
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
             found |= result.is_ok();
         }
-        // A program that was loaded without a name can only be found by priority and handle.
+        // A program that was loaded without a name can only be found by priority and handle. Each ABI version has its
+        // own handle.
         for abi in 1..=ABI_VERSION {
             found |= detach_filter(interface, direction, abi);
         }

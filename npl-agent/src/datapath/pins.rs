@@ -141,7 +141,8 @@ impl Pins {
         self.programs_of(build).join(name)
     }
 
-    /// The pin of a map with the constants of a build's programs. A build has several such maps, counted by `number`.
+    /// The pin of a map with the constants of a build's programs. Each load of the build's object file creates such a
+    /// map; `number` distinguishes their pins.
     pub(super) fn constants(&self, build: &str, number: u32) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{number}"))
     }

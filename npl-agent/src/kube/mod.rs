@@ -6,7 +6,7 @@
 //!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module makes no decisions about mappings, which only the core makes. An unreachable API server does not end the
+//! This module makes no decisions about mappings: only the core makes them. An unreachable API server does not end the
 //! agent. The watches retry and, until they succeed, the agent uses the objects that it received last.
 
 pub mod backoff;

@@ -23,11 +23,11 @@ pub struct Packet<F: HeaderLayout> {
     pub headers: Headers<F>,
     pub ports: Ports,
     /// Offset of the end of the datagram that the transport header belongs to. `None` on the fast path, for a packet
-    /// whose TCP header is cut off, and for a first SCTP fragment whose datagram length is unknown.
+    /// that ends within its TCP header, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
     /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,
-    /// Whether the transport header of a fast-path packet is cut off.
+    /// Whether a fast-path packet ends within its TCP or UDP header (after the ports).
     is_truncated: bool,
     /// For a fast-path packet of TCP: flags, sequence number and acknowledgement number of the segment.
     segment: Segment,
@@ -92,7 +92,8 @@ impl<F: HeaderLayout> Packet<F> {
     }
 
     /// Flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if the packet
-    /// cannot be translated, because the transport header is cut off or the length of the SCTP datagram is unknown.
+    /// cannot be translated, because it ends within its transport header, or because the length of the SCTP datagram is
+    /// unknown.
     #[inline(always)]
     pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {

@@ -72,8 +72,8 @@ fn store(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend, wor
     cached.at(words.len()).store(checksum(config, epoch, frontend, words));
 }
 
-/// The endpoint of a cached reply, if the copy is valid. `hash` is the flow's hash, and `entry` is the flow's entry in
-/// the half-open cache.
+/// Loads an [`Endpoint`] from a slot of the reply cache; `None` if the copy is invalid. `hash` is the flow's hash, and
+/// `entry` is the flow's entry in the half-open cache.
 #[inline(always)]
 pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Option<Endpoint> {
     let (copy, sum) = (cached.load(), cached.at(1).load());
@@ -87,7 +87,7 @@ pub fn invalidate_reply(cached: Cell<u64>) {
     cached.at(1).store(0);
 }
 
-/// Stores the endpoint of a reply's flow in the reply cache.
+/// Stores a reply's [`Endpoint`] in a slot of the reply cache, with the checksum that makes the copy valid.
 #[inline(always)]
 pub fn store_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch, endpoint: &Endpoint) {
     cached.store(u64::from(endpoint.stats_index) << u32::BITS | u64::from(endpoint.generation));

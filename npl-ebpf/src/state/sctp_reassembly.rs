@@ -39,10 +39,10 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// Offset of the end of a first fragment's datagram, computed from the length that the last fragment has shown. If the
-/// length is unknown and the first fragment is not held until the last fragment arrives, the end is estimated from the
-/// fragment's chunks. For a fragment that waits, the result is the end of the fragment itself, because the checksum is
-/// updated at re-injection.
+/// Offset of the end of a first fragment's datagram. It is computed from the datagram's length if the last fragment has
+/// already shown the length. For a first fragment that waits for the last one, the result is the end of the first
+/// fragment itself, because the checksum is updated at re-injection. For any other first fragment, the end is estimated
+/// from its chunks; `None` if no chunk extends beyond the fragment.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)

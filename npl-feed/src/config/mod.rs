@@ -40,7 +40,7 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Read annotations below this domain. Give the value of the agents' `--annotation-domain`.
+    /// Read the annotations of this domain. Give the value of the agents' `--annotation-domain`.
     #[arg(
         long,
         env = "NPL_FEED_ANNOTATION_DOMAIN",

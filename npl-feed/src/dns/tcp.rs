@@ -31,8 +31,9 @@ const LONGEST_QUERY: u16 = 4096;
 /// The maximum time from an answer to the next one, after which the connection is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 
-/// Accepts connections until the future is dropped. A connection above the limit closes the oldest one, whose client
-/// connects again if it has further queries, so that idle connections do not exclude other clients.
+/// Accepts connections until the future is dropped. If a new connection exceeds the limit, the feed closes the oldest
+/// connection, so that idle connections do not exclude other clients. The client of the closed connection connects
+/// again if it has further queries.
 pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
     let mut open = NewestConnections::new(MOST_CONNECTIONS);
     loop {

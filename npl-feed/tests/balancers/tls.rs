@@ -20,7 +20,7 @@ fn openssl(folder: &Path, line: &str) {
     assert!(output.status.success(), "openssl {line}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Creates a CA, and a certificate for `NAME` that the CA has signed.
+/// Creates a CA, and for each of `names` a key and a certificate that this CA has signed.
 fn certificates(folder: &Path, ca: &str, names: &[&str]) {
     openssl(
         folder,

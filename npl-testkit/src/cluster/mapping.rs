@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::consumers;
 use crate::echo::Protocol;
 
-/// One port of a Pod's annotation. An element with several protocols results in several entries.
+/// One port of a Pod's annotation with one protocol. An element of the annotation's list has an entry for each of its
+/// protocols.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {

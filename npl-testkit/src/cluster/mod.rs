@@ -37,7 +37,7 @@ pub const MAPPING_ANNOTATION: &str = "nodeportlocal.antrea.io";
 const ACCESS_KINDS: [&str; 6] =
     ["Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
 
-/// The Kubernetes objects of a control plane.
+/// A client of a control plane that creates, changes and reads Kubernetes objects as an administrator.
 #[derive(Debug)]
 pub struct Cluster {
     client: ApiClient,
@@ -63,7 +63,7 @@ pub fn pods_with_label(namespace: &str, label: &str) -> String {
 }
 
 impl Cluster {
-    /// Creates a cluster whose requests go to `plane` with administrator rights.
+    /// Creates a client whose requests go to `plane` with administrator rights.
     pub fn new(plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             client: plane.client()?,

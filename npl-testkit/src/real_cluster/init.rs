@@ -114,8 +114,8 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
 /// the outer process has only one thread.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn die_with_outer(command: &mut Command) {
-    // If the outer process has already exited, no signal arrives. Removing the run then kills the inner process, which
-    // is in the Node's network namespace.
+    // If the outer process exits before this call, the kernel sends no signal. Removing the run then kills the inner
+    // process, which is in the Node's network namespace.
     let hook = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from);
     // SAFETY: the hook makes one system call and allocates nothing.
     unsafe {

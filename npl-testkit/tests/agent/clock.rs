@@ -25,8 +25,8 @@ const TOKEN_SECONDS: i64 = 600;
 /// A jump forward in seconds, by more than the lifetime of a token.
 const FORTH: i64 = 1800;
 
-/// A jump backward in seconds, to a time before the start of all processes. The jump is limited to an hour, because the
-/// API server's certificate is valid from one hour before its creation on.
+/// A jump backward in seconds, to half an hour before the test's start, since [`FORTH`] precedes it. The API server's
+/// certificate is valid only from one hour before its creation.
 const BACK: i64 = -3600;
 
 /// The agent's log message about a rejected token.

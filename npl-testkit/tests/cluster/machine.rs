@@ -23,7 +23,7 @@ const FILES: [&str; 9] = [
     "/proc/sys/net/netfilter/nf_conntrack_max",
 ];
 
-/// Directories that these programs would create.
+/// Directories that a kubelet, containerd, a CNI plug-in or NPL would create if they ran on the host itself.
 const FOLDERS: [&str; 8] = [
     "/etc/cni",
     "/opt/containerd",

@@ -57,7 +57,8 @@ const WORKLOADS: [Workload; 7] = [
     Workload { name: "fragment_flood", group: FLOODS, label: "fragments: " },
 ];
 
-/// The ways of forwarding of the picture, with their labels. Ratios with other ways are not drawn.
+/// NPL's forwarding modes in the picture: the name of the mode in a ratio's name, and its label. Ratios of other modes
+/// are not drawn.
 const OURS: [(&str, &str); 3] = [("ours", "NPL"), ("ours_redirect", "NPL, redirect"), ("ours_offload", "NPL, offload")];
 const ALTERNATIVES: [(&str, &str); 4] = [
     ("routing", "plain routing"),

@@ -47,7 +47,7 @@ impl Scale {
         LABELS + (ratio.log2() - self.low) / (self.high - self.low) * (WIDTH - LABELS - MARGIN)
     }
 
-    /// Returns the powers of two of the scale.
+    /// Returns the ratios at which grid lines are drawn: all powers of two from the scale's low end to its high end.
     fn ticks(self) -> impl Iterator<Item = f64> {
         std::iter::successors(Some(self.low), |power| Some(power + 1.0))
             .take_while(move |power| *power <= self.high)

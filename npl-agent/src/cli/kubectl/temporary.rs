@@ -49,7 +49,7 @@ impl<'a> TemporaryNamespace<'a> {
         self.kubectl.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
     }
 
-    /// Returns an object of the Namespace that has only metadata.
+    /// Returns an object that is in the Namespace and has only metadata.
     pub(super) fn object(&self, kind: &str, name: &str) -> Value {
         let metadata = json!({"name": name, "namespace": self.name, "labels": {NAME_LABEL: self.kind.label}});
         json!({"apiVersion": "v1", "kind": kind, "metadata": metadata})

@@ -190,7 +190,7 @@ async fn follow(
 /// The maximum number of trace records that are read before the command checks signals and time limits again.
 const BATCH: usize = 256;
 
-/// Why the command has read no further trace records in this batch.
+/// Why [`Shown::take_batch`] stopped reading trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Batch {
     /// The batch ended because the ring buffer is empty.

@@ -69,7 +69,7 @@ impl<T: Send + 'static> Writer<T> {
         self.records.reserve().await.is_ok()
     }
 
-    /// Waits until the thread has ended, because the reader has closed the output or because of an error.
+    /// Waits until the thread ends early: because the reader has closed the output, or because of an error.
     pub(super) async fn ended(&self) {
         self.records.closed().await;
     }

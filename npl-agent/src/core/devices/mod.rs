@@ -247,8 +247,9 @@ impl UplinkReason {
         }
     }
 
-    /// Whether clients can send to the Node's published address through an uplink with this reason. A tunnel to other
-    /// Nodes always carries replies, but carries requests only if the Node's address is on the tunnel.
+    /// Whether clients can send to the Node's published address through an uplink with this reason. [`Self::IsTunnel`]
+    /// means that this address is not on the tunnel, and that no default route leads through the tunnel: replies to
+    /// Pods of other Nodes leave through the tunnel, but clients do not send their requests to it.
     pub const fn reaches_clients(self) -> bool {
         !matches!(self, Self::IsTunnel)
     }

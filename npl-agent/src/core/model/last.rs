@@ -16,7 +16,8 @@ impl<T> Default for Last<T> {
 }
 
 impl<T: PartialEq> Last<T> {
-    /// Stores `value` as the last value. Returns true if there was no last value, or if `value` differs from it.
+    /// Stores `value` as the value that was logged last. Returns true if no value was logged before, or if `value`
+    /// differs from the value that was logged before.
     pub fn update(&mut self, value: T) -> bool {
         let has_changed = self.value.as_ref() != Some(&value);
         self.value = Some(value);
@@ -25,7 +26,8 @@ impl<T: PartialEq> Last<T> {
 }
 
 impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
-    /// Stores `entries` as the last entries. Returns the entries whose key is new or whose value has changed.
+    /// Stores `entries` as the entries that were logged last. Returns the entries whose key is new or whose value has
+    /// changed.
     pub fn update_entries(&mut self, entries: BTreeMap<K, V>) -> BTreeMap<K, V> {
         let former = self.value.take().unwrap_or_default();
         let changed = entries.iter().filter(|(key, value)| former.get(*key) != Some(*value));
@@ -36,7 +38,7 @@ impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
 }
 
 impl<T: Ord + Clone> Last<BTreeSet<T>> {
-    /// Stores `elements` as the last elements. Returns those that were not among the previous elements.
+    /// Stores `elements` as the elements that were logged last. Returns the elements that were not logged before.
     pub fn update_elements(&mut self, elements: BTreeSet<T>) -> BTreeSet<T> {
         let new = self.value.as_ref().map_or_else(|| elements.clone(), |former| &elements - former);
         self.value = Some(elements);

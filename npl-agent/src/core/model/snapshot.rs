@@ -72,7 +72,8 @@ struct NodePortService {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// How often the API server's store had been restored before the first event in which the Pod has the address.
-    /// Resource versions from before and after a restore cannot be compared.
+    /// Resource versions from before and after a restore cannot be compared: restored objects have lower resource
+    /// versions.
     restores: u64,
     /// The Pod's resource version in the first event in which the Pod has the address.
     resource_version: u64,

@@ -49,8 +49,8 @@ pub fn open_connection(
     }
 }
 
-/// The time in which a request was sent: the client sends its request at an unknown time between `started` and
-/// `observed`.
+/// The earliest and the latest time at which a request was sent: the client sends its request at an unknown time
+/// between `started` and `observed`.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
     /// The time at which the client was started.
@@ -59,8 +59,8 @@ pub struct Sent {
     pub observed: Elapsed,
 }
 
-/// The time in which the drain must end. The agent received the request for the withdrawal at an unknown time before
-/// `latest`.
+/// The earliest and the latest time at which the drain may end. The agent received the request for the withdrawal at an
+/// unknown time before `latest`.
 #[derive(Debug, Clone, Copy)]
 pub struct DrainEnd {
     /// Before this time, every request must be answered.

@@ -235,8 +235,8 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// The distance of a claim's phase from [`Phase::Active`]. If a Pod port has several claims, the claim with the
-    /// smallest distance is used.
+    /// The preference among several claims of one Pod port or of one port number, smallest first: 0 if the claim is
+    /// active, 1 if it drains, 2 if it is quarantined or does not exist.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,

@@ -150,7 +150,7 @@ impl World {
     }
 
     /// Asserts that no load balancer can mistake the mapping for a mapping of another Pod. Load balancers may ignore
-    /// the protocol of an annotation entry, and keep sending to a withdrawn node port for some time.
+    /// the protocol of an annotation entry, and may send to a withdrawn node port for some time.
     fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {

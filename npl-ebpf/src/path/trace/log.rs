@@ -52,7 +52,7 @@ pub fn decide(verdict: Verdict) -> i32 {
 }
 
 /// Runs a step of the slow path, and logs the verdict if the step decides one. Each step logs before the next step
-/// runs: a later step may re-inject a fragment, and the programs that process the fragment would overwrite this
+/// runs, because the next step may re-inject a fragment, and the programs that then run would overwrite this
 /// processor's [`Note`].
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {

@@ -113,7 +113,10 @@ mod v6 {
     #[inline(always)]
     #[expect(clippy::cast_ptr_alignment, reason = "map types are aligned to four bytes, and so are addresses in them")]
     pub(super) fn addr(bytes: &[u8; 16]) -> Addr {
-        // SAFETY: in every map type, the offset of an address is a multiple of four bytes.
+        // SAFETY: callers pass a field of a struct that `map_type!` declares. Each such struct with an address has an
+        // alignment of at least four bytes, and the offset of the address is a multiple of four. Only `nat_address`
+        // passes a copy of the field alone, for which Rust guarantees no alignment: if the copy is on the stack, the
+        // kernel rejects a program that reads the copy at a misaligned offset.
         unsafe { *core::ptr::from_ref(bytes).cast::<Addr>() }
     }
 

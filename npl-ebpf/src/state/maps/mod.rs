@@ -77,11 +77,11 @@ pub trait LookupCaches: Mappings {
     type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
     const NO_CACHE_WORDS: Self::CacheWords;
 
-    /// The words of a slot in the lookup cache of mappings: the copy, then the checksum.
+    /// The words of a slot in the lookup cache of mappings: the copy, then its checksum.
     fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
     fn cache_words(value: &Self::BackendValue, next_hop: PodNextHop) -> Self::CacheWords;
     fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop);
-    /// The words of a slot in the reply cache: the endpoint, then the checksum.
+    /// The two words of a slot in the reply cache: the copy of an [`Endpoint`], then its checksum.
     fn cached_reply(slot: u32) -> Option<Cell<u64>>;
 }
 

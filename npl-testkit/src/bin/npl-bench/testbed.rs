@@ -110,7 +110,7 @@ impl Testbed {
         self.flows.iter().any(|(other, _)| *other == case)
     }
 
-    /// Measures one sample in million packets per second. A sample that loses packets, or
+    /// Measures one sample and returns its packet rate, in million packets per second. A sample that loses packets, or
     /// whose generator was too slow, is discarded and repeated.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let mut left = TRIES;

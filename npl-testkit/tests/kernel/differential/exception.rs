@@ -13,13 +13,13 @@ use super::tap::Frame;
 use super::translate::{Layout, Side, adjust, adjust_transport, family, readdress, translated, untagged};
 use crate::prog_run::fragments::{L3, V6_HEADER};
 
-/// Why the results of a step on both Nodes differ.
+/// An allowed difference between the results of a step on both Nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
     /// Kernel conntrack assigns the packet to no connection, so the kernel does not translate the packet. NPL
     /// translates each request whatever its connection is, and the Pod's stack accepts or rejects the packet.
     NotTracked,
-    /// Does the same as [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
+    /// As [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
     Broken,
     /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,
@@ -49,7 +49,8 @@ pub(super) enum Exception {
 }
 
 impl Exception {
-    /// Returns the exception for an ICMP error that quotes this number of bytes of a transport header, if any.
+    /// Returns the allowed difference for an ICMP error that quotes `bytes` bytes from the transport header on; `None`
+    /// if both Nodes must treat the error alike.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),
@@ -59,12 +60,12 @@ impl Exception {
         }
     }
 
-    /// Whether the results may also be equal. With all other exceptions, the results must differ.
+    /// Whether the results on both Nodes may also be equal. With all other exceptions, the results must differ.
     pub(super) const fn is_possible_only(self) -> bool {
         matches!(self, Self::Broken | Self::NotRouted)
     }
 
-    /// Checks that the results of both Nodes differ exactly as the exception describes.
+    /// Checks that the results on both Nodes differ exactly as the exception describes.
     pub(super) fn check(
         self,
         step: &Step,

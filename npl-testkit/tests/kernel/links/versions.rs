@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests upgrades from another ABI version, to maps of another size, and to maps of another name. The next agent copies
-//! the entries of the former maps.
+//! Tests upgrades from an earlier ABI version, to maps of another size and to maps of another name, and rollbacks from
+//! a later ABI version. The next agent copies the entries of maps of an earlier ABI version or another size, and
+//! renames the pins of maps with former names. It copies nothing from a later ABI version.
 
 use std::collections::BTreeSet;
 use std::fs;

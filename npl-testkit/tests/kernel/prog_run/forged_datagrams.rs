@@ -51,7 +51,7 @@ impl Live {
         assert_eq!(lab.ingress(&question).bytes, to(&question, pod()).build());
     }
 
-    /// The Pod's datagram leaves from the address and port that the client uses.
+    /// The source of the Pod's answer becomes the address and port to which the client sends its questions.
     #[track_caller]
     fn is_answered(self, lab: &mut Lab) {
         let answer = udp(pod(), self.client, b"answer");

@@ -29,8 +29,7 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     };
     let stack = iter::once_with(|| ("stack", World::new(1)));
     let driver = iter::once_with(|| ("driver", World::with_xdp(Options::default())));
-    // In this case, requests arrive on the first uplink, but the XDP program is on the second one and does not process
-    // them.
+    // Requests arrive on the first uplink, where only the TC program runs; the XDP program is on the second uplink.
     let other_driver = iter::once_with(|| {
         let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
         let second = world.uplinks().remove(1);

@@ -75,7 +75,7 @@ fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
 }
 
 /// Replaces the source of a Pod's packets after they have left the Node, as a TC program after NPL's would do. The
-/// outside host receives the packets from the Node's address and port 61000. Replies that NPL passes to the host are
+/// outside host sees the Node's address and port 61000 as the source. Replies that NPL passes to the host are
 /// translated back and reach the Pod.
 fn masquerade_behind_npl(world: &World, pod: &Pod, pod_port: u16, protocols: &[&str]) {
     let device = world.topology.client().device.name();

@@ -30,8 +30,8 @@ use super::{
 pub struct DevicePlan {
     /// The set of TC programs of each device, by the device's ifindex.
     pub programs: BTreeMap<u32, ProgramSet>,
-    /// The next hop of each redirected Pod, by the Pod's address. The device of each next hop is among
-    /// [`Self::programs`].
+    /// The next hop of each redirected Pod, by the Pod's address. [`Self::programs`] has an entry for the device of
+    /// each next hop.
     pub next_hops: BTreeMap<IpAddr, PodNextHop>,
     /// The ifindexes of the devices whose driver runs the XDP program. Each of these devices is an uplink in
     /// [`Self::programs`].
