@@ -29,8 +29,7 @@ use tracing::{debug, info, warn};
 
 use crate::{access, status::Status};
 
-/// The maximum number of connections to one interface. Further connections are closed immediately, except that a further
-/// DNS connection closes the oldest one.
+/// The maximum number of connections to the HTTP or the xDS interface. Further connections are closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
 /// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
 /// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
@@ -159,12 +158,20 @@ impl NewestConnections {
     /// Starts the task of a connection. Returns whether the oldest task was aborted for it.
     pub(crate) fn spawn<T: Send + 'static>(&mut self, connection: impl Future<Output = T> + Send + 'static) -> bool {
         self.tasks.retain(|task| !task.is_finished());
-        let oldest = if self.tasks.len() >= self.limit { self.tasks.pop_front() } else { None };
-        if let Some(oldest) = &oldest {
-            oldest.abort();
+        let is_full = self.tasks.len() >= self.limit;
+        if is_full {
+            self.close_oldest();
         }
         self.tasks.push_back(tokio::spawn(connection).abort_handle());
-        oldest.is_some()
+        is_full
+    }
+
+    /// Aborts the oldest task that is not finished.
+    pub(crate) fn close_oldest(&mut self) {
+        self.tasks.retain(|task| !task.is_finished());
+        if let Some(oldest) = self.tasks.pop_front() {
+            oldest.abort();
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use clap::Parser as _;
 use npl_agent::{
     config::ConfigError,
     process::{
-        memory,
+        limits, memory,
         telemetry::{self, FILTER_VARIABLE},
     },
 };
@@ -45,6 +45,9 @@ fn main() -> ExitCode {
         return ExitCode::from(USAGE);
     }
     memory::use_one_heap();
+    if let Err(error) = limits::raise_soft_limit() {
+        tracing::warn!(%error, "the soft limit of open files cannot be raised; when it is reached, the feed refuses connections");
+    }
     let format = config.log_format;
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

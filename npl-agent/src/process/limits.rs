@@ -1,20 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The limit of open files. Each reserved node port uses one file descriptor.
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::{
+    errno::Errno,
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
 use tracing::{debug, warn};
 
 use crate::core::model::{port_range::open_files_warning, settings::Settings};
 
+/// Raises the soft limit of open files to the hard limit, and returns the hard limit. Container runtimes set a soft limit
+/// of 1024.
+///
+/// # Errors
+///
+/// Returns the kernel's error if a limit cannot be read or raised.
+pub fn raise_soft_limit() -> Result<u64, Errno> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    debug!(from = soft, to = hard, "soft limit of open files raised");
+    Ok(hard)
+}
+
 /// Raises the soft limit of open files to the hard limit. Logs a warning if the port range needs more open files than
 /// the hard limit. Container runtimes set a soft limit of 1024, which is too low for one file descriptor per node port.
 pub fn raise_open_files(settings: &Settings) {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
-        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        debug!(from = soft, to = hard, "soft limit of open files raised");
-        Ok(hard)
-    });
-    match raised {
+    match raise_soft_limit() {
         Ok(limit) => {
             if let Some(warning) = open_files_warning(settings, limit) {
                 warn!("{warning}");

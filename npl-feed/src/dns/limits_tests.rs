@@ -8,11 +8,11 @@ use tokio::{
     time::timeout,
 };
 
+use super::tcp::MOST_CONNECTIONS;
 use super::{
     tests::{HTTP, PATIENCE, by_tcp, by_udp, many, query, server_for},
     *,
 };
-use crate::listen::MOST_CONNECTIONS;
 
 fn refused(status: &Status, count: usize) -> bool {
     let line = format!("npl_feed_refused_connections_total{{interface=\"dns\"}} {count}\n");

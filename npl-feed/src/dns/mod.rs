@@ -10,7 +10,11 @@ mod limits_tests;
 #[cfg(test)]
 mod tests;
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Once},
+};
 
 use async_trait::async_trait;
 use hickory_server::{
@@ -37,6 +41,8 @@ const INTERFACE: &str = "dns";
 const LARGEST_DATAGRAM: u16 = 8192;
 /// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
+/// Limits the log about answers that are too large for TCP to one line.
+static WARNED: Once = Once::new();
 /// The maximum number of ports that are tried until one is free for UDP and TCP.
 const PORT_ATTEMPTS: usize = 100;
 
@@ -154,7 +160,19 @@ impl RequestHandler for Handler {
         });
         let limit = edns.as_ref().map_or(SMALLEST_DATAGRAM, Edns::max_payload);
         let limit = if request.protocol() == Protocol::Udp { limit } else { u16::MAX };
-        let is_truncated = fit(&mut answer, usize::from(limit));
+        let mut is_truncated = fit(&mut answer, usize::from(limit));
+        if is_truncated && request.protocol() == Protocol::Tcp {
+            // The client cannot repeat the query by another protocol. An empty answer would look like a Service without
+            // members.
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    peer = %request.src(),
+                    "the members of a Service port do not fit into an answer by TCP, which has at most 64 KiB: the \
+                     feed answers SERVFAIL; use xDS or HTTP for this Service"
+                );
+            });
+            (answer.code, is_truncated) = (ResponseCode::ServFail, false);
+        }
         let mut metadata = Metadata::response_from_request(&request.metadata);
         metadata.authoritative = answer.code == ResponseCode::NoError || answer.code == ResponseCode::NXDomain;
         metadata.response_code = answer.code;

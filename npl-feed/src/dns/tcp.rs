@@ -23,9 +23,12 @@ use tracing::{debug, warn};
 use super::{Handler, INTERFACE};
 use crate::{
     access,
-    listen::{ACCEPT_PAUSE, MOST_CONNECTIONS, NewestConnections},
+    listen::{ACCEPT_PAUSE, NewestConnections},
 };
 
+/// The maximum number of connections. Each connection keeps one answer of up to 64 KiB until the client has read it,
+/// so all connections together keep at most 16 MiB.
+pub(super) const MOST_CONNECTIONS: usize = 256;
 /// The maximum size of a query. A question with options of EDNS0 is much shorter.
 const LONGEST_QUERY: u16 = 4096;
 /// The maximum time from an answer to the next one, after which the connection is closed.
@@ -41,6 +44,8 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!(interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
+                // The process may have no free file descriptor, and idle connections may have taken all of them.
+                open.close_oldest();
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -59,6 +64,10 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
 
 /// Answers one query after the other. While the client does not read an answer, the server reads no further query.
 async fn connection(mut stream: TcpStream, peer: SocketAddr, handler: Handler) {
+    // The length of an answer is written before the answer, and must not wait for the client's acknowledgement.
+    if let Err(error) = stream.set_nodelay(true) {
+        debug!(%error, "TCP_NODELAY could not be set");
+    }
     loop {
         match timeout(IDLE_CONNECTION, exchange(&mut stream, peer, &handler)).await {
             Ok(Ok(())) => {}
@@ -77,7 +86,8 @@ async fn exchange(stream: &mut TcpStream, peer: SocketAddr, handler: &Handler) -
     stream.read_exact(&mut query).await?;
     let answer = answer(query, peer, handler).await?;
     let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
-    stream.write_all(&[&length.to_be_bytes()[..], &answer].concat()).await
+    stream.write_all(&length.to_be_bytes()).await?;
+    stream.write_all(&answer).await
 }
 
 async fn answer(query: Vec<u8>, peer: SocketAddr, handler: &Handler) -> io::Result<Vec<u8>> {

@@ -242,10 +242,13 @@ async fn an_answer_has_all_members_or_none() {
     for count in (100..200).chain((600..1000).step_by(20)) {
         publisher.send_replace(Some(Arc::new(many(count))));
         let answers = [by_udp(address, &udp).await, by_tcp(address, &udp).await];
-        for (answer, complete) in answers.iter().zip(&mut complete) {
+        for ((answer, complete), is_tcp) in answers.iter().zip(&mut complete).zip([false, true]) {
             let answer = Message::from_vec(answer).unwrap();
-            let members = if answer.metadata.truncation { 0 } else { count };
+            let (code, is_truncated) = (answer.metadata.response_code, answer.metadata.truncation);
+            let is_too_large = if is_tcp { code == ResponseCode::ServFail } else { is_truncated };
+            let members = if is_too_large { 0 } else { count };
             assert_eq!(answer.answers.len(), usize::from(members), "of {count} members");
+            assert!(is_too_large || code == ResponseCode::NoError && !is_truncated, "{code}");
             *complete = members.max(*complete);
         }
     }

@@ -5,8 +5,9 @@
 use std::{
     io::Write as _,
     net::{TcpStream, UdpSocket},
-    time::Duration,
 };
+
+use tokio::{net::TcpSocket, runtime::Runtime};
 
 use crate::{
     dns,
@@ -16,6 +17,8 @@ use crate::{
 
 /// Connections of the client, more than the feed keeps open.
 const CONNECTIONS: usize = 3000;
+/// Connections on which the client sends queries and reads no answer, more than the feed keeps open.
+const SILENT: usize = 400;
 /// Datagrams of the client, whose answers the client does not read.
 const DATAGRAMS: usize = 100_000;
 /// The upper limit of the memory for all queries, answers and connections, in KiB. If the feed kept the incomplete queries
@@ -35,6 +38,15 @@ fn query() -> Vec<u8> {
     header.into_iter().chain(labels).chain([0, 0, 33, 0, 1]).collect()
 }
 
+/// Opens a connection whose small receive window is full after few answers.
+async fn connect_with_small_window() -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let stream = socket.connect(DNS.parse().unwrap()).await.unwrap().into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream
+}
+
 #[test]
 fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() {
     let test = "flood::a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered";
@@ -49,14 +61,25 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
         let connections: Vec<TcpStream> = (0..CONNECTIONS)
             .map(|_| {
                 let mut stream = TcpStream::connect(DNS).unwrap();
-                // The longest query that TCP can announce, without its last bytes. The feed may close the connection.
-                stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
-                drop(stream.write_all(&[0xff].repeat(60_000)));
+                // A query without its last bytes. The feed may have closed the connection.
+                drop(stream.write_all(&[0x0f, 0xff, 0]));
                 stream
             })
             .collect();
         answered("+tcp");
         let (query, datagrams) = (query(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let length = u16::try_from(query.len()).unwrap().to_be_bytes();
+        let queries = [&length[..], &query].concat().repeat(20);
+        let runtime = Runtime::new().unwrap();
+        let silent: Vec<TcpStream> = (0..SILENT)
+            .map(|_| {
+                let mut stream = runtime.block_on(connect_with_small_window());
+                // The feed stops reading while its answers are not read, and may close the connection.
+                drop(stream.write_all(&queries));
+                stream
+            })
+            .collect();
+        answered("+tcp");
         for number in 0..DATAGRAMS {
             datagrams.send_to(&query, DNS).unwrap();
             if number % (DATAGRAMS / 4) == 0 {
@@ -65,7 +88,7 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
             }
         }
         cluster.wait_for_memory(LIMIT + FLOOD_LIMIT);
-        drop(connections);
+        drop((connections, silent));
         answered("+tcp");
     });
 }

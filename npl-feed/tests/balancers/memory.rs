@@ -171,7 +171,9 @@ impl LargeCluster {
             "users": [{ "name": "u", "user": {} }],
             "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }] });
         fs::write(&kubeconfig, config.to_string()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
+        // The soft limit of open files is that of container runtimes; the feed must raise the limit itself.
+        let mut command = Command::new("prlimit");
+        command.args(["--nofile=1024:", env!("CARGO_BIN_EXE_npl-feed")]);
         command.args(["--http", FEED, "--xds", "127.0.0.1:18000", "--dns", DNS]);
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");
