@@ -326,9 +326,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-        stale.iter().try_for_each(|key| self.remove_flow(key))?;
+        // The words of the removed flows are ended also if a further removal fails.
+        let removed = stale.iter().try_for_each(|key| self.remove_flow(key));
         self.end_words(&stale, seed)?;
-        Ok(stale.len())
+        removed.map(|()| stale.len())
     }
 
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError> {
@@ -367,16 +368,21 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             expired.extend(is_expired(key, flow, true).then_some(*key));
         })?;
         let is_crowded = flows::is_crowded(count, self.flow_capacity);
-        let mut removed = Vec::new();
+        let (mut removed, mut result) = (Vec::new(), Ok(()));
         for key in expired {
             // The entry is read again, because the flow may have become active. If a packet of the flow arrives between
             // this read and the removal, the client's next packet recreates the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
-                self.remove_flow(&key)?;
+                result = self.remove_flow(&key);
+                if result.is_err() {
+                    break;
+                }
                 removed.push(key);
             }
         }
+        // The words of the removed flows are ended also if a further removal has failed.
         self.end_words(&removed, seed)?;
+        result?;
         Ok(SweptFlows { removed: removed.len(), left: count - removed.len() })
     }
 

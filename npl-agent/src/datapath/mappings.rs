@@ -213,8 +213,8 @@ impl MappingWriter {
     ///
     /// If a BPF map operation fails.
     pub fn purge_flows(&mut self, tables: &mut Tables) -> Result<[usize; 2], DatapathError> {
-        let removed = std::mem::take(&mut self.to_purge);
         let (mut counts, seed) = ([0; 2], tables.config()?.seed);
+        let removed = std::mem::take(&mut self.to_purge);
         for (family, count) in Family::ALL.into_iter().zip(&mut counts) {
             let of_family = removed.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
             if !BTreeSet::is_empty(&of_family) {

@@ -147,8 +147,9 @@ fn withdrawals(test: Test<'_>, published: &[Server], start: Instant) -> anyhow::
         Ok(is_withdrawn.then_some(()))
     })?;
     let elapsed = since(start);
-    let rows = published.iter().zip(left?.0).map(|(before, after)| {
-        withdrawal(&before.node, !before.entries.is_empty(), !after.entries.is_empty(), elapsed)
+    let rows = published.iter().zip(left?.0).zip(test.scene.sites).map(|((before, after), site)| {
+        let (was_published, is_left) = (!before.entries.is_empty(), !after.entries.is_empty());
+        withdrawal(&before.node, was_published, is_left, elapsed, millis(site.drain()))
     });
     Ok(rows.collect())
 }
