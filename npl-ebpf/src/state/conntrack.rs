@@ -102,7 +102,7 @@ fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool 
 }
 
 impl<'k, F: Family> Flow<'k, F> {
-    /// Returns the flow with this flow tuple; `key` is the tuple's [`Family::flow_key`].
+    /// Returns the flow with this flow tuple; `key` is the tuple's [`super::maps::FlowTable::flow_key`].
     #[inline(always)]
     pub fn new(seed: u64, tuple: &FlowTuple<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)

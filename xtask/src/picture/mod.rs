@@ -113,7 +113,11 @@ fn bar(row: &[String]) -> Option<(&'static str, Bar)> {
     let (ours, alternative) = ways.split_once("_vs_")?;
     let label = |known: &[(&str, &'static str)], way: &str| Some(known.iter().find(|(name, _)| *name == way)?.1);
     let label = format!("{}{} ÷ {}", workload.label, label(&OURS, ours)?, label(&ALTERNATIVES, alternative)?);
-    let (median, min, max) = (text.parse().ok()?, min.parse().ok()?, max.parse().ok()?);
+    let (median, min, max): (f64, f64, f64) = (text.parse().ok()?, min.parse().ok()?, max.parse().ok()?);
+    // The scale is logarithmic.
+    if !(min > 0.0 && max.is_finite()) {
+        return None;
+    }
     Some((workload.group, Bar { label, text: text.clone(), median, min, max }))
 }
 
