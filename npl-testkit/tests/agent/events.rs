@@ -180,6 +180,7 @@ fn an_agent_without_permission_for_events_serves_and_logs_a_warning() {
         .cluster
         .kubectl(&["patch", "clusterrole", "npl-agent", "--type", "json", "--patch", &without.to_string()])
         .unwrap();
+    world.wait_until_denied("create", "events.k8s.io", "events");
     world.start_agent(&[]);
     world.create_service();
     world.enable_service();

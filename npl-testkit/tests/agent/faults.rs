@@ -284,6 +284,7 @@ fn revoked_permissions_change_nothing_until_they_are_restored() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
+    world.wait_until_denied("watch", "", "pods");
     world.proxy().cut();
     world.wait_for_log("may not list and watch pods: apply deploy/npl.yaml");
     world.create_pod("web-1");

@@ -75,6 +75,7 @@ fn missing_permissions_are_reported_with_a_remedy() {
     let world = World::new();
     world.create_node();
     world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
+    world.wait_until_denied("list", "", "pods");
     let error = Agent::start(world.agent_options(&[])).unwrap_err();
     let text = format!("{error:#}");
     assert!(text.contains("pods/status") && text.contains("deploy/npl.yaml"), "{text}");

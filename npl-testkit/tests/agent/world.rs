@@ -11,7 +11,7 @@ use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::cluster::{AnnotationLog, Cluster, Entry, PodObject, Port, ServiceObject};
-use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::control_plane::{AGENT_USER, ControlPlane};
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::{self, BpfFs};
 use npl_testkit::poll;
@@ -259,6 +259,18 @@ impl World {
     pub(crate) fn wait_for_log(&mut self, words: &str) {
         poll::until(&format!("the agent to log `{words}`"), LIMIT, || self.agent_log().contains(words).then_some(()))
             .unwrap();
+    }
+
+    /// Waits until the API server refuses this request of the agent. After RBAC rules are removed, the API server grants
+    /// requests until its own watch of the rules has delivered the removal.
+    pub(crate) fn wait_until_denied(&self, verb: &str, group: &str, resource: &str) {
+        let attributes = json!({"verb": verb, "group": group, "resource": resource, "namespace": NAMESPACE});
+        let review = json!({"spec": {"user": AGENT_USER, "resourceAttributes": attributes}});
+        poll::until(&format!("the API server to refuse `{verb} {resource}`"), LIMIT, || {
+            let answer = self.cluster.client().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review);
+            (answer.unwrap()["status"]["allowed"] == false).then_some(())
+        })
+        .unwrap();
     }
 
     /// Waits until the kernel has this many mappings.
