@@ -71,11 +71,13 @@ fn show_members(world: &World) {
     assert!(output.status.success(), "{}: {text}{errors}", output.status);
     let answer: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&answer["agree"], answer["replicas"].as_array().map(Vec::len)), (&Value::Bool(true), Some(REPLICAS)));
+    // Pods that an earlier test has deleted may still drain.
     let members = answer["ports"][0]["members"].as_array().unwrap();
+    let members: Vec<&Value> = members.iter().filter(|member| member["draining"] == false).collect();
     let shown: BTreeSet<&str> = members.iter().filter_map(|member| member["pod"].as_str()).collect();
     let pods = pods(world);
     assert_eq!(shown, pods.iter().map(|pod| pod.name.as_str()).collect(), "{text}");
-    assert!(members.iter().all(|member| member["ready"] == true && member["draining"] == false), "{text}");
+    assert!(members.iter().all(|member| member["ready"] == true), "{text}");
 }
 
 /// Kills the process of `count` Pods of a component with SIGKILL; the kubelets start new containers.
