@@ -30,6 +30,7 @@
 //! | established | client: packet for another generation of the Pod, or datagram to another NAT address | established; no flags | replace |
 //! | established | client: segment to another NAT address | established | keep |
 //! | established | eviction of the flow table's entry | requested | open |
+//! | established | removal of the flow table's entry by the agent | replied | store |
 //! | any but absent | direct connection with the same flow tuple | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
@@ -382,6 +383,9 @@ pub enum Event {
     },
     /// The kernel has evicted the flow's entry from the flow table, but the copy in the half-open cache remains.
     Eviction,
+    /// The agent has removed the flow table's entry of an expired flow or of a removed endpoint; the copy in the
+    /// half-open cache is left.
+    TableRemoval,
     /// A direct connection between client and Pod has the same flow tuple.
     DirectConnection,
 }
@@ -450,8 +454,11 @@ pub const fn step(state: State, event: Event) -> (State, Action) {
             (State::established(0, 0), Action::Replace)
         }
         Event::Eviction if state.phase.is(Phase::ESTABLISHED) => (State::half_open(Phase::REQUESTED), Action::Open),
+        Event::TableRemoval if state.phase.is(Phase::ESTABLISHED) => (State::half_open(Phase::REPLIED), Action::Store),
         Event::DirectConnection if !state.phase.is(Phase::ABSENT) => (State::ABSENT, Action::Remove),
-        Event::ClientMismatch { .. } | Event::Eviction | Event::DirectConnection => (state, Action::Keep),
+        Event::ClientMismatch { .. } | Event::Eviction | Event::TableRemoval | Event::DirectConnection => {
+            (state, Action::Keep)
+        }
     }
 }
 
@@ -751,6 +758,14 @@ mod tests {
     }
 
     #[test]
+    fn the_half_open_entry_of_a_removed_flow_becomes_replied() {
+        becomes(State::established(ACK, ACK), Event::TableRemoval, half_open(Phase::REPLIED), Action::Store);
+        for phase in [Phase::ABSENT, Phase::REQUESTED, Phase::REPLIED, Phase::REFUSED] {
+            becomes(half_open(phase), Event::TableRemoval, half_open(phase), Action::Keep);
+        }
+    }
+
+    #[test]
     fn a_direct_connection_removes_the_entry_of_its_flow_tuple() {
         for phase in [Phase::REQUESTED, Phase::REPLIED, Phase::ESTABLISHED, Phase::REFUSED] {
             becomes(half_open(phase), Event::DirectConnection, State::ABSENT, Action::Remove);
@@ -786,6 +801,7 @@ mod tests {
             (select(vec![TCP, UDP, SCTP]), any::<bool>())
                 .prop_map(|(protocol, is_same_nat)| Event::ClientMismatch { protocol, is_same_nat }),
             Just(Event::Eviction),
+            Just(Event::TableRemoval),
             Just(Event::DirectConnection),
         ]
     }

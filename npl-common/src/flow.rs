@@ -110,17 +110,17 @@ impl FlowKeyV4 {
     /// The flow's seeded hash, as the kernel programs compute it: the hash chooses the flow's slots in the half-open
     /// cache.
     pub const fn hash(&self, seed: u64) -> u64 {
-        let addresses = word_v4(self.client_addr) << u32::BITS | word_v4(self.pod_addr);
-        hash::flow(seed, addresses, ports_and_protocol(self.client_port, self.pod_port, self.protocol))
+        let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, self.protocol);
+        let [client, pod] = [u32::from_ne_bytes(self.client_addr), u32::from_ne_bytes(self.pod_addr)];
+        hash::flow_v4(seed, client, pod, ports_and_protocol)
     }
 }
 
 impl FlowKeyV6 {
     /// As [`FlowKeyV4::hash`].
     pub const fn hash(&self, seed: u64) -> u64 {
-        let ([client_high, client_low], [pod_high, pod_low]) = (halves(self.client_addr), halves(self.pod_addr));
-        let seed = hash::absorb(hash::absorb_both(seed, client_high, client_low), pod_high);
-        hash::flow(seed, pod_low, ports_and_protocol(self.client_port, self.pod_port, self.protocol))
+        let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, self.protocol);
+        hash::flow_v6(seed, halves(self.client_addr), halves(self.pod_addr), ports_and_protocol)
     }
 }
 
@@ -140,16 +140,6 @@ impl FlowV6 {
     pub const fn new(state: FlowState, node_addr: [u8; 16]) -> Self {
         Self { state, node_addr }
     }
-}
-
-/// The ports and the protocol as one word of a flow's hash.
-const fn ports_and_protocol(client_port: u16, pod_port: u16, protocol: u32) -> u64 {
-    (client_port as u64) << 32 | (pod_port as u64) << 8 | protocol as u64
-}
-
-/// An IPv4 address as a word of a flow's hash: the programs load addresses in the processor's byte order.
-const fn word_v4(addr: [u8; 4]) -> u64 {
-    u32::from_ne_bytes(addr) as u64
 }
 
 /// The halves of an IPv6 address as words of a flow's hash. The programs load the address as four 32-bit words in the

@@ -97,7 +97,7 @@ impl Addressing for V4 {
 
     #[inline(always)]
     fn hash(seed: u64, client: u32, pod: u32, ports_and_protocol: u64) -> u64 {
-        hash::flow(seed, u64::from(client) << 32 | u64::from(pod), ports_and_protocol)
+        hash::flow_v4(seed, client, pod, ports_and_protocol)
     }
 
     #[inline(always)]

@@ -88,9 +88,8 @@ impl Addressing for V6 {
     #[inline(always)]
     fn hash(seed: u64, client: Addr, pod: Addr, ports_and_protocol: u64) -> u64 {
         let word = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let seed = hash::absorb_both(seed, word(client[0], client[1]), word(client[2], client[3]));
-        let seed = hash::absorb(seed, word(pod[0], pod[1]));
-        hash::flow(seed, word(pod[2], pod[3]), ports_and_protocol)
+        let halves = |addr: Addr| [word(addr[0], addr[1]), word(addr[2], addr[3])];
+        hash::flow_v6(seed, halves(client), halves(pod), ports_and_protocol)
     }
 
     #[inline(always)]

@@ -146,6 +146,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// [`Event::DirectConnection`].
     #[inline(always)]
     pub fn remove(&self) {
+        const { assert!(matches!(step(State::established(0, 0), Event::DirectConnection).1, Action::Remove)) };
         let is_in_cache = half_open::matches(self.entry.load(), self.hash);
         if is_in_cache {
             self.entry.store(0);

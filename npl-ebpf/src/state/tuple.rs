@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Flow tuples, NAT addresses, backends of mappings, and sockets of local clients.
 
-use npl_common::mapping::{FLAG_RESTRICTED, Frontend};
+use npl_common::{
+    hash,
+    mapping::{FLAG_RESTRICTED, Frontend},
+};
 
 use super::maps::Mappings;
 use crate::net::family::{HeaderLayout, SocketAddr};
@@ -19,8 +22,8 @@ impl<F: HeaderLayout> FlowTuple<F> {
     /// slots, and the high bits are the flow's tag in its slot.
     #[inline(always)]
     pub fn hash(&self, seed: u64, protocol: u8) -> u64 {
-        let rest = u64::from(self.client_port) << 32 | u64::from(self.pod_port) << 8 | u64::from(protocol);
-        F::hash(seed, self.client, self.pod, rest)
+        let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, u32::from(protocol));
+        F::hash(seed, self.client, self.pod, ports_and_protocol)
     }
 }
 

@@ -3,7 +3,7 @@
 //! has not changed.
 
 use npl_common::{
-    conntrack::{Action, Event, Phase, State, step},
+    conntrack::{Action, Event, State, step},
     half_open::{matches, phase, with_phase},
     mapping::protocol,
 };
@@ -55,16 +55,11 @@ impl HalfOpenExpiry {
 /// A word with the phase "established" never expires, because packets of an established flow do not change the word.
 /// Without an entry in the flow table, the word would therefore translate the Pod's packets until another flow
 /// overwrites the slot. The phase "replied" expires, and the client's next packet establishes the flow again.
-pub const fn after_removal(word: u64, hash: u64) -> Option<u64> {
-    if matches(word, hash) && phase(word).is(Phase::ESTABLISHED) {
-        Some(with_phase(word, Phase::REPLIED))
-    } else {
-        None
-    }
+pub fn after_removal(word: u64, hash: u64) -> Option<u64> {
+    let (state, action) = step(State::half_open(phase(word)), Event::TableRemoval);
+    (matches(word, hash) && action == Action::Store).then(|| with_phase(word, state.phase))
 }
 
-/// Whether an entry that was unchanged in this number of sweeps has timed out. Half-open entries of every protocol have
-/// the same timeouts.
 fn has_timed_out(entry: u64, sweeps: u32) -> bool {
     let ns = u64::from(sweeps.saturating_sub(1)) * SWEEP_INTERVAL_NS;
     let silence = Event::Silence { ns, protocol: protocol::TCP, is_crowded: false };
@@ -73,7 +68,7 @@ fn has_timed_out(entry: u64, sweeps: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use npl_common::half_open;
+    use npl_common::{conntrack::Phase, half_open};
 
     use super::*;
 
