@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// The environment variable that tells the test program that it runs inside the namespaces.
+/// The environment variable that [`inside`] sets for the copy of the test program in the new network namespace.
 const INSIDE: &str = "NPL_FEED_TEST_INSIDE";
 
 /// The addresses of the Nodes. The load balancers reach the feed at the first address, which docs/load-balancers.md

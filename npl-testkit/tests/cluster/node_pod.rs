@@ -12,9 +12,6 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 
 const NODE: &str = "node-2";
 
-/// The Namespaces of the command.
-const NAMESPACES: &str = "/api/v1/namespaces?labelSelector=app.kubernetes.io/name%3Dnpl-on";
-
 fn on(world: &World, arguments: &[&str]) -> Output {
     world.plug_in(&[&["on", NODE], arguments].concat()).output().unwrap()
 }
@@ -29,15 +26,14 @@ fn output(world: &World, arguments: &[&str]) -> String {
 }
 
 fn namespaces(world: &World) -> Vec<Value> {
-    world.cluster.cluster().client().get(NAMESPACES).unwrap()["items"].as_array().unwrap().clone()
+    world.namespaces_named("npl-on")
 }
 
 /// Restricts the agents to Nodes with this label value, or lets them run on all Nodes.
 fn select_nodes(world: &World, host: &Value) {
     let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": host}}}}});
-    let patch = ["patch", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--patch", &patch.to_string()]
-        .map(str::to_owned);
-    world.kubectl(&patch.each_ref().map(String::as_str));
+    let agents = ["patch", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE];
+    world.kubectl(&[&agents[..], &["--patch", &patch.to_string()]].concat());
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
 }
 

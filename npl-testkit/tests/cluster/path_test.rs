@@ -10,9 +10,6 @@ use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World};
 
-/// The Namespaces of the command.
-const NAMESPACES: &str = "/api/v1/namespaces?labelSelector=app.kubernetes.io/name%3Dnpl-test";
-
 /// The result of the command.
 struct Outcome {
     code: i32,
@@ -32,7 +29,7 @@ fn run(world: &World) -> Outcome {
 }
 
 fn namespaces(world: &World) -> Vec<Value> {
-    world.cluster.cluster().client().get(NAMESPACES).unwrap()["items"].as_array().unwrap().clone()
+    world.namespaces_named("npl-test")
 }
 
 /// Path, protocol and family of the rows with this result.

@@ -96,6 +96,12 @@ impl World {
         command
     }
 
+    /// The Namespaces with this value of the label `app.kubernetes.io/name`.
+    pub(crate) fn namespaces_named(&self, name: &str) -> Vec<Value> {
+        let path = format!("/api/v1/namespaces?labelSelector=app.kubernetes.io/name%3D{name}");
+        self.cluster.cluster().client().get(&path).unwrap()["items"].as_array().unwrap().clone()
+    }
+
     /// Runs kubectl with administrator rights.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         self.cluster.cluster().kubectl(arguments).unwrap()
