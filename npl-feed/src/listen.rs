@@ -155,7 +155,8 @@ impl NewestConnections {
         Self { limit, tasks: VecDeque::new() }
     }
 
-    /// Starts the task of a connection. Returns whether the oldest task was aborted for it.
+    /// Starts the task of a connection. If the number of running tasks has reached the limit, first aborts the oldest
+    /// task. Returns whether a task was aborted.
     pub(crate) fn spawn<T: Send + 'static>(&mut self, connection: impl Future<Output = T> + Send + 'static) -> bool {
         self.tasks.retain(|task| !task.is_finished());
         let is_full = self.tasks.len() >= self.limit;

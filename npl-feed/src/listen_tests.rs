@@ -93,8 +93,8 @@ async fn only_allowed_clients_are_answered() {
     }
 }
 
-/// Clients outside the allow list get the probes, because the kubelet probes the feed from an address that the allow
-/// list need not contain.
+/// Clients outside the allow list can query the probes, because the allow list need not contain the address from which
+/// the kubelet probes the feed.
 #[tokio::test]
 async fn other_clients_get_the_probes_and_no_details() {
     let (publisher, published) = watch::channel(None);

@@ -148,7 +148,8 @@ fn put(
     } else {
         // An error means that the qdisc already exists.
         drop(tc::qdisc_add_clsact(device));
-        // A program ahead of others needs only the same priority, because the newest of such filters runs first.
+        // To run ahead of other filters, this filter needs only their priority, because the kernel runs the newest
+        // filter of a priority first.
         TcAttachOptions::Netlink(match place {
             Place::Ahead | Place::AheadAsFilter => {
                 NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None }

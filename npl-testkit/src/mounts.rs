@@ -88,7 +88,7 @@ impl PrivateBpffs {
         process::on_own_thread(inside)
     }
 
-    /// Mounts the file system at `path`, which is created, so that all processes can see it.
+    /// Creates the directory `path`, and mounts the file system there. All processes can see this mount.
     pub fn show_at(&self, path: &Path) -> Result<BpfFs> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         let copy = self.run(|| copy_of_mount(&self.path))?.context("copy a mount")?;
@@ -126,7 +126,7 @@ fn place_mount(mount: &OwnedFd, at: &Path) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Bind-mounts the directory `from` at `to`, which is created.
+/// Creates the directory `to`, and bind-mounts the directory `from` there.
 pub fn bind(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)

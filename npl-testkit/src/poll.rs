@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waits for conditions. Every wait polls a condition and has a deadline, which is later on a slow machine: if the load
-//! average exceeds the number of processors, or if the sleeps between two polls take longer than asked for.
+//! average exceeds the number of processors, or if the sleeps between two polls take longer than requested.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -78,14 +78,14 @@ fn wait<T>(
     }
 }
 
-/// Multiplies a time limit by the slowness of the machine: the load per processor, because a task gets only `1 / load`
-/// of a processor's time, or the lateness of sleeps.
+/// Multiplies a time limit by the slowness of the machine. The slowness is the larger of two factors: the load per
+/// processor, because a task gets only `1 / load` of a processor's time, and the [`lateness`] of sleeps.
 fn extended(limit: Duration, slowness: f32) -> Duration {
     limit.mul_f32(slowness.clamp(1.0, LARGEST_EXTENSION))
 }
 
-/// How many times as long as `asked` for the sleeps were. The load average does not contain the time that a hypervisor
-/// gives to other virtual machines, but this time delays the end of a sleep.
+/// Returns the ratio of the actual duration of sleeps to the requested duration. The load average does not contain the
+/// time that a hypervisor gives to other virtual machines, but this time delays the end of a sleep.
 fn lateness(asked: Duration, slept: Duration) -> f32 {
     if asked.is_zero() { 1.0 } else { slept.div_duration_f32(asked) }
 }

@@ -70,7 +70,7 @@ enum Command {
     Tidy(tidy::Options),
     /// Pack the agent and the images for tests as OCI archives: target/npl-agent.oci.tar and others.
     Image(image::Options),
-    /// Measure NPL beside plain routing, iptables and nftables.
+    /// Measure NPL, compared with plain routing, iptables and nftables.
     Bench(bench::Options),
 }
 

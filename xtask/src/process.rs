@@ -169,7 +169,7 @@ fn lines_of(reader: PipeReader) -> Receiver<String> {
     receiver
 }
 
-/// Waits for the end of a program whose output is closed. If `watched` is an error, kills the program before.
+/// Waits for the end of a program whose output is closed. If `watched` is an error, kills the program first.
 fn finish(child: &mut Child, watched: Result<()>) -> Result<ExitStatus> {
     if watched.is_err() {
         child.kill().context("kill the program")?;

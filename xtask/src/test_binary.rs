@@ -32,8 +32,8 @@ pub(crate) struct TestBinary {
 /// take, the shortest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Unit tests in the crate's own source files. They need neither root privileges nor a program besides their
-    /// binary.
+    /// Unit tests in the crate's own source files. These tests need neither root privileges nor programs other than
+    /// their binary.
     Unit,
     /// Tests that need root (for network namespaces, or for the kernel programs of the trace build) or programs of load
     /// balancers.

@@ -84,8 +84,8 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
     }
 }
 
-/// What the sweeper remembers of earlier sweeps, for IPv4 and for IPv6, to find half-open entries that expired and
-/// flows that the kernel evicted.
+/// State that the sweeper keeps between two sweeps, for IPv4 and for IPv6. From this state, a sweep finds half-open
+/// entries that have expired, and flows that the kernel has evicted.
 #[derive(Debug, Default)]
 struct Memory {
     half_open: [HalfOpenExpiry; 2],

@@ -79,10 +79,10 @@ pub enum KubectlCommand {
     /// Explain why a Pod or a Service is served or not, with the answers of the agents on the Nodes of its Pods.
     #[command(after_help = "Examples:\n  kubectl npl why pod/shop/web-0\n  kubectl npl why service/shop/web")]
     Why(ClusterWhyArgs),
-    /// Try every path to node ports with echo Pods on two Nodes, and remove the Pods again. Prints a row for each path,
-    /// and for a path that fails the findings of `npl-agent doctor` on the Node that serves the mapping. Ends after 8
-    /// minutes at the latest, then removes the Pods within 5 minutes. Exits with 0 if every path that can be tried
-    /// passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
+    /// Try every path to node ports with echo Pods on two Nodes, and remove the Pods again. Prints a row for each path.
+    /// For each path that fails, also prints the findings of `npl-agent doctor` on the Node that serves the mapping.
+    /// Ends after 8 minutes at the latest, then removes the Pods within 5 minutes. Exits with 0 if every path that can
+    /// be tried passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
     /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor, bundle, cleanup. The command

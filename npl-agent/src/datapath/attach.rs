@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaches the TC programs to devices, and detaches the TC programs.
 //!
-//! Since Linux 6.6, each program has a pinned TCX link at the head of the hook. The link of the program that observes
-//! packets to Pods is at the tail. Attaching another program updates this link in place. Before Linux 6.6, each program
-//! is a filter of a clsact qdisc, with a handle that contains the ABI version. The agent attaches the programs at every
-//! resync: an attached program stays as it is, and a program that other software has removed is attached again.
+//! Since Linux 6.6, each program has a pinned TCX link at the head of the hook or, for the program that observes
+//! packets to Pods, at the tail of the hook. To replace a program, the agent updates the program's link in place.
+//! Before Linux 6.6, each program is a filter of a clsact qdisc, with a handle that contains the ABI version. The agent
+//! attaches the programs at every resync: an attached program stays as it is, and a program that other software has
+//! removed is attached again.
 
 use std::{
     io,
@@ -319,7 +320,7 @@ impl Hooks {
 
 /// Whether NPL's program on a hook runs after the programs of other software. A program that translates packets runs
 /// first, so that other software sees translated packets. The program that observes which packets the kernel stack
-/// forwards runs last, so that other software can drop packets before.
+/// forwards runs last, so that packets that other software drops do not count as forwarded.
 pub(super) const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }

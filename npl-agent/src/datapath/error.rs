@@ -271,8 +271,8 @@ impl DatapathError {
         false
     }
 
-    /// Whether the verifier rejected a program as unsafe. If a program cannot be loaded for a different reason, the
-    /// kernel lacks a feature, or the process lacks a permission.
+    /// Whether the verifier rejected a program as unsafe. A program may also fail to load because the kernel lacks a
+    /// feature, or because the process lacks a permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };

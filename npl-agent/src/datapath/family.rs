@@ -326,7 +326,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-        // The words of the removed flows are ended also if a further removal fails.
+        // The half-open words of these flows change their phase even if a removal fails.
         let removed = stale.iter().try_for_each(|key| self.remove_flow(key));
         self.end_words(&stale, seed)?;
         removed.map(|()| stale.len())
@@ -380,7 +380,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 removed.push(key);
             }
         }
-        // The words of the removed flows are ended also if a further removal has failed.
+        // The half-open words of the removed flows change their phase even if a later removal has failed.
         self.end_words(&removed, seed)?;
         result?;
         Ok(SweptFlows { removed: removed.len(), left: count - removed.len() })

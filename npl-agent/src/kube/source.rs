@@ -25,7 +25,7 @@ use super::{
 /// The stream of the events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
 
-/// Which page of a paged list a request asks for.
+/// The page of a paged list that a request asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Page {
     /// The number of objects per page; `None` requests all remaining objects.

@@ -167,7 +167,7 @@ pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, Devi
     tc_inspection::inspect(&devices, queues?, &BTreeSet::new(), inspection).await
 }
 
-/// What the kernel has reported about devices and routing.
+/// Devices, qdiscs and routing of this network namespace, as the kernel has reported them.
 struct NetworkState {
     devices: Vec<Device>,
     /// The qdiscs by device, or an error if the kernel has no traffic control. Only callers that need qdiscs return

@@ -97,7 +97,8 @@ async fn malformed_queries_by_tcp_end_at_most_their_connection() {
     let cut = &good[..good.len() - 3];
     let answer = Message::from_vec(&by_tcp(address, cut).await).unwrap();
     assert_eq!(answer.metadata.response_code, ResponseCode::FormErr);
-    // A length without a header, a header without a query, and a query that is longer than any valid one.
+    // Malformed messages: a query that is shorter than a DNS header, an empty query, and a length above that of any
+    // valid query.
     for bytes in [&[0, 3, 1, 2, 3][..], &[0, 0], &[0xff, 0xff]] {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(bytes).await.unwrap();

@@ -99,8 +99,8 @@ impl Kind {
 
 /// Builds the resource with this name, and returns it with its version; `None` if the resource does not exist.
 ///
-/// If a Service port does not exist, the resource of its endpoints is an empty assignment. Without this resource, a
-/// client would wait for it, or keep the last members of a removed Service.
+/// If a Service port does not exist, the resource of its endpoints is an empty assignment. Without the empty
+/// assignment, a client would wait for an assignment, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
     let group = names::find(snapshot, name);
     let version = version_of(kind, name, group)?;

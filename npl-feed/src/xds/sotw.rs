@@ -22,8 +22,8 @@ pub(super) struct StateOfTheWorld {
 #[derive(Debug, Default)]
 struct Subscription {
     is_wildcard: bool,
-    /// Whether a previous request of the stream named resources. After a request that named resources, an empty list
-    /// unsubscribes from all resources; without one, an empty list subscribes to all resources.
+    /// Whether a request of the stream has named resources. After such a request, an empty list of names unsubscribes
+    /// from all resources; before such a request, an empty list subscribes to all resources.
     has_named: bool,
     names: BTreeSet<String>,
     /// By name: the versions of the resources that were sent to the client.

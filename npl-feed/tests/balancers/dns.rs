@@ -11,7 +11,7 @@ use crate::{
     scene::{self, Feed},
 };
 
-/// The programs. Their options and the lines of their answers are the same.
+/// The client programs. Both have the same options, and print answers in the same format.
 const CLIENTS: [&str; 2] = ["dig", "kdig"];
 
 const WEB: &str = "_http._tcp.web.default.npl.internal.";

@@ -28,7 +28,8 @@ pub(crate) fn inside(test: &str, work: impl FnOnce()) {
     command.args(namespaces).arg(program).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
     let output = command.stdin(Stdio::null()).output().expect("run unshare of util-linux");
     let [report, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    // Without its result line, which xtask would count in addition to the result of the outer run.
+    // The result line of the inner run is not printed, because xtask would count the inner result in addition to the
+    // outer one.
     let report = report.split("test result: ").next().unwrap_or_default();
     print!("{report}{errors}");
     assert!(output.status.success(), "{test} failed in its network namespace: {}", output.status);

@@ -45,7 +45,7 @@ pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
 
-/// All running parts of a test. They are dropped in field order.
+/// All running parts of a test. Fields are dropped in declaration order.
 pub(crate) struct Scene {
     load: Option<Load>,
     process: Child,

@@ -99,7 +99,7 @@ pub struct Arrival {
 /// Where packets enter the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Above the uplink's driver, which bypasses any XDP program.
+    /// Above the uplink's driver, so the packets bypass XDP programs in the driver.
     Uplink,
     /// At the client's end of the veth pair. The uplink's driver accepts these frames only while the uplink has an XDP
     /// program or GRO enabled.

@@ -96,8 +96,8 @@ impl Cni {
         !self.is_calico()
     }
 
-    /// Whether a restart of the CNI's daemon loses packets over IPv6, with and without NPL. This is so with Calico,
-    /// because Felix deletes and restores all IPv6 routes at its start.
+    /// Whether a restart of the CNI's daemon loses packets over IPv6, with and without NPL. Calico's daemon, Felix,
+    /// loses packets, because Felix deletes and restores all IPv6 routes at its start.
     pub const fn loses_ipv6_at_restart(self) -> bool {
         self.is_calico()
     }

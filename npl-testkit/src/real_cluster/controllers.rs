@@ -17,7 +17,7 @@ const SCHEDULER: &str = "system:kube-scheduler";
 /// The processes kube-controller-manager and kube-scheduler.
 #[derive(Debug)]
 pub(super) struct Controllers {
-    // The fields are never read. They exist because dropping them ends the processes.
+    // The fields are never read. The fields keep the processes running, because dropping a field ends its process.
     _manager: Process,
     _scheduler: Process,
 }

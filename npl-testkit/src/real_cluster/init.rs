@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The first process of a Node: it sets up the Node's namespaces from inside and then reaps orphans.
 //!
-//! There are in fact two processes, because a process that creates a PID namespace does not belong to this namespace.
-//! The outer process creates it and waits for the inner one, which has PID 1 in it. Both set up namespaces before they
-//! start any thread.
+//! The first process in fact consists of two processes, because a process that creates a PID namespace does not belong
+//! to this namespace. The outer process creates the PID namespace, and waits for the inner process, which has PID 1 in
+//! this namespace. Both processes set up namespaces before they start any thread.
 
 use std::env;
 use std::fs;

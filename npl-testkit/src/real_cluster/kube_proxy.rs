@@ -72,8 +72,8 @@ fn settings(mode: KubeProxy) -> serde_json::Value {
         "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
         "clusterCIDR": pod_range(),
         "detectLocalMode": "ClusterCIDR",
-        // kube-proxy must not set the limits of the conntrack table. They apply to the whole host, and a Node in a
-        // namespace cannot change them.
+        // kube-proxy must not set the limits of the conntrack table, because these limits apply to the whole host, and
+        // a Node in a namespace cannot change host-wide limits.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         // By default, kube-proxy lowers its OOM score, which requires CAP_SYS_RESOURCE. Not every test machine grants
         // this capability.

@@ -49,8 +49,8 @@ impl Seen {
     }
 }
 
-/// Calls `make`, which creates Pods with a label such as `app=web` in a namespace. Watches until `count` of them are
-/// ready and annotated, or no further one has become so for the duration of `limit`.
+/// Calls `make`, which creates Pods with a label such as `app=web` in a namespace. Watches until `count` of these Pods
+/// are ready and annotated, or until no further Pod has become ready and annotated for the duration of `limit`.
 pub fn watch_pods(
     client: &ApiClient,
     namespace: &str,

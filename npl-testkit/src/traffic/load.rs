@@ -171,8 +171,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
     }
 }
 
-/// Sends one request. A late response is no failure, because the machine may be slow, unless packets were lost: the
-/// response to a retransmitted segment must arrive within the time limit of a single request.
+/// Sends one request. A late response alone is no failure, because the machine may be slow. If a segment was
+/// retransmitted, a packet was lost; in this case, a response after the time limit of a single request is a failure.
 fn ask(wanted: &Request, question: &str) -> Result<Answer> {
     let (start, limit) = (Instant::now(), LOAD_LIMIT * poll::patience());
     let stream = match wanted.protocol {

@@ -25,8 +25,9 @@ const TOKEN_SECONDS: i64 = 600;
 /// A jump forward in seconds, by more than the lifetime of a token.
 const FORTH: i64 = 1800;
 
-/// A jump backward in seconds, to half an hour before the test's start, since [`FORTH`] precedes it. The API server's
-/// certificate is valid only from one hour before its creation.
+/// A jump backward in seconds. The test jumps forward by [`FORTH`] first, so after both jumps, the clock is half an
+/// hour before the test's start. An earlier time is not possible, because the API server's certificate is valid only
+/// from one hour before its creation.
 const BACK: i64 = -3600;
 
 /// The agent's log message about a rejected token.
@@ -68,7 +69,8 @@ fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
 }
 
 /// Makes the agent reconnect until its log contains, after the first `bytes` bytes, that the API server rejects the
-/// token. This takes several connections, because the API server caches a successful token review for ten seconds.
+/// token. The agent may have to connect several times, because the API server caches a successful token review for ten
+/// seconds.
 fn wait_for_refusal(world: &mut World, bytes: usize) {
     let mut cut: Option<Instant> = None;
     let is_refused = || {

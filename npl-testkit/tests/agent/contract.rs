@@ -50,8 +50,8 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let server = world.address("web-0", Protocol::Tcp);
     let client = world.topology.client().netns.clone();
     let relabel = json!({"metadata": {"labels": {"app": "other"}}});
-    // The agent withdraws the port after this time, so no refusal and no reuse may be seen before the drain and the
-    // quarantine have passed since then, however slow the machine is.
+    // The agent withdraws the port after this time. Even on a slow machine, the test must therefore see no refusal
+    // within the drain time from now, and no reuse within drain and quarantine together.
     let before = Instant::now();
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();

@@ -31,7 +31,7 @@ pub(crate) const POD_PORT: u16 = 8080;
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
-/// The parts of the environment, dropped in field order.
+/// The parts of the environment. Fields are dropped in declaration order.
 pub(crate) struct World {
     pub(crate) agent: Option<Agent>,
     pub(crate) proxy: Option<Proxy>,

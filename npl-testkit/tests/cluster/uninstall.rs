@@ -13,8 +13,8 @@ use crate::clients;
 use crate::traffic::PORTS;
 use crate::world::{AGENT_NAMESPACE, NAMESPACE, Pod, World};
 
-/// Commands that show kernel state of NPL on a Node, and a word in their output if state exists. They show socket
-/// programs, and pins, on which the links of device programs depend.
+/// Commands that show kernel state of NPL on a Node, and a word in their output if state exists. The first command
+/// shows pins, on which the links of device programs depend; the second command shows socket programs.
 const TRACES: [(&str, &str); 2] = [
     ("find /sys/fs/bpf -name 'npl*'", "npl_mapping_v4"),
     ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),

@@ -82,7 +82,7 @@ impl World {
         residue.assert_gone().unwrap();
     }
 
-    /// A command that runs `kubectl npl` with these arguments, as an administrator beside the Nodes.
+    /// A command that runs `kubectl npl` with these arguments, as an administrator on a machine that is not a Node.
     pub(crate) fn plug_in(&self, arguments: &[&str]) -> Command {
         let folder = self.cluster.run().file("plug-in");
         if !folder.exists() {

@@ -57,9 +57,9 @@ const EXIT_LINE: &str = "npl-guest: exit code ";
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
-    /// One thread emulates each processor. A kernel that patches its own code crashes occasionally with this setting.
-    /// The emulator discards the translated code before it writes the patch. In between, the processor that does not
-    /// write the patch may translate the breakpoint that the patch replaces.
+    /// Each processor has an emulator thread of its own. With this setting, a kernel that patches its own code
+    /// occasionally crashes: the emulator discards the translated code before it writes the patch, and between these
+    /// two steps, the other processor may translate the breakpoint that the patch replaces.
     Each,
 }
 

@@ -76,8 +76,8 @@ impl Tally {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Runs a preparation: builds what the steps after it need. Preparations run for every choice of steps, and are
-    /// counted only if they fail.
+    /// Runs a preparation, which builds products that later steps need. Preparations run for every choice of steps, and
+    /// are counted only if they fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();

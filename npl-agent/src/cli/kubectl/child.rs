@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for processes of kubectl. Meanwhile, checks for signals and time limits.
+//! Waits for processes of kubectl, and checks for signals and time limits during the wait.
 
 use std::{
     io::{BufRead as _, BufReader, Read},
@@ -12,7 +12,8 @@ use std::{
 /// The interval between two checks for signals and time limits.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Waits for the end of a process and returns its output. If `check` fails before, kills the process.
+/// Waits for the end of a process and returns its output. If `check` fails before the process has ended, kills the
+/// process.
 pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Output> {
     let (stdout, stderr) = (whole(process.stdout.take()), whole(process.stderr.take()));
     let wait = |process: &mut Child| {
@@ -36,7 +37,7 @@ pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>)
 }
 
 /// Waits for the next value of a channel; `None` if the channel's sender has ended. Returns an error as soon as `check`
-/// does.
+/// returns an error.
 pub(super) fn receive<T>(values: &Receiver<T>, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Option<T>> {
     loop {
         match values.recv_timeout(PAUSE) {

@@ -60,8 +60,8 @@ impl Interrupt {
         Self { signals: Arc::default(), earlier: 0, start: Instant::now(), limit }
     }
 
-    /// Begins a time limit for the removal of objects. Signals that arrived before do not interrupt the removal; a
-    /// further signal does.
+    /// Begins a time limit for the removal of objects. Signals that arrived before this call do not interrupt the
+    /// removal; a further signal interrupts the removal.
     pub(super) fn renewed(&self, limit: Duration) -> Self {
         let signals = Arc::clone(&self.signals);
         Self { earlier: signals.load(Ordering::Relaxed), signals, start: Instant::now(), limit }
@@ -74,7 +74,7 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Repeats `read` until it returns a result. Returns `None` if the time limit is over before.
+    /// Repeats `read` until it returns a result. Returns `None` if `limit` has passed before `read` returns a result.
     pub(super) fn until<T>(
         &self,
         limit: Duration,

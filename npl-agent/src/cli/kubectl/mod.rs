@@ -74,7 +74,7 @@ const CREATION: Duration = Duration::from_secs(5);
 struct Kubectl<'a> {
     program: &'a str,
     connection: &'a ConnectionArgs,
-    /// The signals and the time limit that end a request early; `None` if only kubectl itself ends it.
+    /// The signals and the time limit that end a request early; `None` if requests end only when kubectl exits.
     interrupt: Option<&'a Interrupt>,
 }
 

@@ -18,7 +18,8 @@ use super::{
 };
 use crate::{cli::note, config::kubectl_args::OnArgs, core::verdict::HealthVerdict};
 
-/// The Namespaces of these Pods. The level admits the host network and folders of the Node.
+/// The label and the Pod Security level of the temporary Namespaces. The level `privileged` admits Pods with the host
+/// network and with folders of the Node.
 const NAMESPACE: Kind = Kind { label: "npl-on", level: "privileged" };
 const POD: &str = "npl-agent";
 /// The limit for the start of the Pod, whose image the Node may have to pull.
@@ -27,7 +28,8 @@ const START: Duration = Duration::from_mins(3);
 const LIMIT: Duration = Duration::from_hours(1);
 
 /// Runs a command in a new Pod on the Node, with this process's standard output, and returns its exit code. Removes the
-/// Pod afterwards, also after a signal. The exit code is 2 if the command succeeds and the Pod is left.
+/// Pod afterwards, also after a signal. The exit code is 2 if the command has succeeded, but the Pod could not be
+/// removed.
 pub(super) fn run(kubectl: Kubectl<'_>, args: &OnArgs, image: &str) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::watch(LIMIT)?;
     run_with(kubectl.within(&interrupt), args, image, &interrupt)

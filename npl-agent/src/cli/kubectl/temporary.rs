@@ -100,7 +100,7 @@ impl<'a> TemporaryNamespace<'a> {
     }
 }
 
-/// Writes the names of Namespaces that another command of this kind has not removed to standard error.
+/// Writes to standard error the names of Namespaces that another command of this kind has created and not yet removed.
 pub(super) fn name_leftovers(kubectl: Kubectl<'_>, kind: &Kind) -> anyhow::Result<()> {
     let selector = format!("{NAME_LABEL}={}", kind.label);
     for namespace in kubectl.list(&["namespaces", "--selector", &selector])? {

@@ -32,8 +32,8 @@ const ONLY_OWNER: u32 = 0o600;
 /// The resolution of time stamps: 10⁻⁹ s, as the library pcap-file writes them.
 const NANOSECONDS: u8 = 9;
 
-/// A pcapng file. The file has one interface for the packets before, and one for the packets after the program of each
-/// hook of each device. The packets begin with the IP header.
+/// A pcapng file. For the program at each hook of each device, the file has two interfaces: one for packets before the
+/// program, and one for packets after the program. The packets begin with the IP header.
 pub(super) struct Capture {
     writer: PcapNgWriter<Buffered>,
     interfaces: BTreeMap<(u32, Hook, Side), u32>,

@@ -41,7 +41,8 @@ impl Manner {
     }
 }
 
-/// The agent's datapath with its own maps. Dropping this value removes its fields in their order.
+/// The agent's datapath, with maps on a separate BPF file system. Fields are dropped in declaration order, so the file
+/// system is unmounted last.
 pub(crate) struct Ours {
     pub(crate) datapath: Datapath,
     manner: Manner,

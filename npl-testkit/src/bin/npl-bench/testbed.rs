@@ -59,7 +59,7 @@ impl Mappings {
     }
 }
 
-/// A network with the rules, programs and Pods that its cases need. Fields are dropped in their order.
+/// A network with the rules, programs and Pods that its cases need. Fields are dropped in declaration order.
 pub(crate) struct Testbed {
     meter: Meter,
     ours: Option<Ours>,

@@ -34,7 +34,7 @@ struct Arguments {
 enum Command {
     /// Start a cluster and leave it running.
     Up(UpArguments),
-    /// Remove the cluster, and what is left of clusters whose owner was killed.
+    /// Remove the cluster, and the remaining objects of clusters whose owner was killed.
     Down {
         /// Remove all running clusters, including those of other users.
         #[arg(long, conflicts_with = "cluster")]

@@ -37,7 +37,8 @@ const WATCH_LIMIT: Duration = Duration::from_mins(10);
 /// The time limit of the agent's shutdown.
 const AGENT_GRACE: Duration = Duration::from_secs(10);
 
-/// The parts of the environment. Fields are dropped in order: the run, which removes all remaining objects, is last.
+/// The parts of the environment. Fields are dropped in declaration order: the run, which removes all remaining objects,
+/// is last.
 #[derive(Debug)]
 pub(crate) struct Environment {
     pub(crate) agent: Agent,

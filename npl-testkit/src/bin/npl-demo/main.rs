@@ -28,7 +28,7 @@ struct Arguments {
     #[arg(long)]
     real_cluster: bool,
 
-    /// Leave all parts running at the end, print how to access it, and remove it on Ctrl-C.
+    /// Leave all parts running at the end, print how to access them, and remove them on Ctrl-C.
     #[arg(long)]
     keep: bool,
 

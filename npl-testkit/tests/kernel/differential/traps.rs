@@ -413,7 +413,8 @@ fn incomplete(scene: &Scene) -> Vec<Step> {
         packet.ethernet = Some(Endpoint::Client.ethernet());
         steps.push(with_exception(Exception::LoneFragment, frames(pieces(&packet, 1, 1232))));
     }
-    // The second fragment of another fragmentation of the same datagram overlaps two fragments of this one.
+    // The inserted fragment is the second fragment of `other`, a different fragmentation of the same datagram, and
+    // overlaps two fragments of the first fragmentation.
     let (mut overlapping, other) = (fragmentation(3, 1232), fragmentation(3, 1400));
     overlapping.insert(1, other[1].clone());
     steps.push(with_exception(Exception::NotWhole, frames(overlapping)));

@@ -136,7 +136,7 @@ fn pin_other_than_a_program_is_replaced() {
     let replacements: [fn(&Path); 3] = [
         |pin| HashMap::<MapData, u32, u64>::create(1, 0).unwrap().pin(pin).unwrap(),
         |pin| fs::create_dir(pin).unwrap(),
-        // This case simulates an agent that was killed after some pins.
+        // This case simulates an agent that was killed after it had pinned only some of the programs.
         |_nothing| {},
     ];
     for replacement in replacements {

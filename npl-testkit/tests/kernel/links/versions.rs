@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests upgrades from an earlier ABI version, to maps of another size and to maps of another name, and rollbacks from
 //! a later ABI version. The next agent copies the entries of maps of an earlier ABI version or another size, and
-//! renames the pins of maps with former names. It copies nothing from a later ABI version.
+//! renames the pins of maps with former names. The agent copies no entries from maps of a later ABI version.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -237,7 +237,8 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
 /// Renames the pins of maps and programs as if an earlier build of this ABI version had created them.
 fn pretend_to_be_earlier_build(pins: &Pins) {
     let mut renamed = BTreeSet::new();
-    // Of several former names, the earlier build has the newest, which stands last.
+    // A map may have several former names. The earlier build uses the newest former name, which is the last one in the
+    // list.
     for (name, former) in former_names::ABI_2.into_iter().rev().filter(|(name, _)| renamed.insert(*name)) {
         fs::rename(pins.map(name), pins.map(former)).unwrap();
     }

@@ -91,8 +91,8 @@ fn lost_flow_is_recreated_by_the_clients_next_packet() {
     });
 }
 
-/// With TCP Fast Open, the Pod's SYN-ACK may acknowledge the SYN and its payload, or only the SYN. Both must be
-/// translated.
+/// With TCP Fast Open, the Pod's SYN-ACK may acknowledge the SYN and its payload, or only the SYN. Both kinds of
+/// SYN-ACK must be translated.
 #[test]
 fn syn_ack_is_translated_whether_or_not_it_acknowledges_the_payload_of_the_syn() {
     for acknowledged in [0, 5] {

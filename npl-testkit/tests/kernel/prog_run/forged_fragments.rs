@@ -103,8 +103,8 @@ fn fragments_of_forged_datagrams_on_the_clients_own_path_do_not_disturb_its_flow
     }
 }
 
-/// The forged datagrams have the identification of the client's datagram. Those to a node address have another port,
-/// which leads to another Pod or to the host.
+/// The forged datagrams have the identification of the client's datagram. Their destination is either the Pod's own
+/// address, or another port of the node address, which leads to another Pod or to the host.
 #[test]
 fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     with_mappings(|lab| {

@@ -152,7 +152,8 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
         // The fragment ends within the seventh chunk, but NPL parses fewer chunks.
         let packets = both(lab, &[7; 400], |packet| with_chunks_before(packet, &[(SACK, 0); 6]));
         are_passed(lab, 256, packets);
-        // The chunk length is below the minimum. Without a check for it, the parser would never reach the next chunk.
+        // The chunk length is below the minimum. Without a check of the minimum, the parser would never reach the next
+        // chunk.
         for length in [0_u8, 3] {
             let packets = both(lab, &[7; 400], |packet| {
                 with_chunks(packet, |mut chunks| {

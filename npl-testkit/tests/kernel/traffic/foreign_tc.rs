@@ -50,7 +50,7 @@ fn redirected_after(world: &mut World, forwarding: Forwarding) -> usize {
     world.datapath().redirected().unwrap().len()
 }
 
-/// Asserts that the first Pod is not redirected to while the object that `put` creates exists, in redirect and
+/// Asserts that packets to the first Pod are not redirected while the object that `put` creates exists, in redirect and
 /// offload mode.
 #[track_caller]
 fn assert_not_redirected_while<T>(world: &mut World, put: impl Fn(&World) -> T, take: impl Fn(&World, T)) {
@@ -108,7 +108,8 @@ fn third_party_programs_on_a_pods_device_are_not_bypassed() {
 }
 
 /// Redirected requests traverse the egress hook and qdisc of a bridge, like the host's packets. Redirected replies
-/// would bypass a program at the bridge's ingress hook, so nothing is redirected beside such a program.
+/// would bypass a program at the bridge's ingress hook, so the agent redirects no packets of Pods behind a bridge with
+/// such a program.
 #[test]
 fn third_party_programs_on_a_bridge_are_not_bypassed() {
     let mut world = redirected_over_a_bridge();

@@ -15,8 +15,8 @@ use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
 
 use crate::world::{NODE_PORT, World};
 
-/// Ports of servers outside of the cluster. There are several, because all connections are masqueraded to one port of
-/// the Node, which can have only one connection to each server port.
+/// Ports of servers outside of the cluster. The tests need several ports, because all connections are masqueraded to
+/// one port of the Node, and this port can have only one connection to each server port.
 const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
 
 /// Rules that masquerade connections to the node port of the first Pod, as `MASQUERADE --random-fully` may do by

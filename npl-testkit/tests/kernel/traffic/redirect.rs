@@ -121,8 +121,8 @@ fn redirected_transfers_are_complete_with_and_without_device_offloads() {
     assert_served(&world);
 }
 
-/// Fragments and ICMP errors must bypass the stack too. If only they traversed a firewall, which knows no connection
-/// for them, the firewall would drop or masquerade them.
+/// Fragments and ICMP errors must bypass the stack too. If the stack forwarded only fragments and ICMP errors of a
+/// connection, a stateful firewall would know no connection for these packets, and would drop or masquerade them.
 #[test]
 fn fragments_and_icmp_errors_bypass_the_stack() {
     let mut world = redirected();

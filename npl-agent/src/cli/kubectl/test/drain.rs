@@ -34,8 +34,8 @@ const LONGEST: Duration = Duration::from_secs(35);
 /// The maximum time between the end of the drain and the removal of the mapping.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// The limit for all requests that look for the end of the drain: longer than the longest drain with its margin, and
-/// some slow requests.
+/// The time limit for all requests that detect the end of the drain. The limit is longer than [`LONGEST`], [`MARGIN`]
+/// and some slow requests together.
 const DRAIN_LIMIT: Duration = Duration::from_secs(90);
 
 /// The time limit for one request of a client Pod. The time limits of the client in the Pod are shorter.
@@ -171,8 +171,9 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
     }
 }
 
-/// Sends requests until the end of the drain is certain: until one is not answered, or one that was sent after the
-/// latest possible end is answered. The withdrawal was requested between `start` and `disabled`, the time since `start`.
+/// Sends requests until the end of the drain is certain: until a request is not answered, or until a request that was
+/// sent after the latest possible end of the drain is answered. The withdrawal was requested between `start` and
+/// `disabled`, the time since `start`.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

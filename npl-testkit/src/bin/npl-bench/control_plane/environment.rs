@@ -50,7 +50,7 @@ pub(crate) struct Environment<'a> {
     next_ip: AtomicU32,
 }
 
-/// An agent and the BPF file system with its pins. Fields are dropped in order, so the agent ends first.
+/// An agent and the BPF file system with its pins. Fields are dropped in declaration order, so the agent ends first.
 #[derive(Debug)]
 pub(crate) struct Agents {
     pub(crate) agent: Agent,

@@ -16,7 +16,7 @@ use super::{recovery, usage};
 use crate::Effort;
 use crate::figures::{Figure, Samples, say};
 
-/// The Services. The Pods of a Service have its name and a number.
+/// The names of the Services. The name of a Pod is the name of the Pod's Service and a number.
 const SINGLE: &str = "single";
 const FEW: &str = "few";
 pub(crate) const CROWD: &str = "crowd";

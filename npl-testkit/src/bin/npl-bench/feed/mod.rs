@@ -96,8 +96,9 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
     for number in 0..u32::try_from(count)? {
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
-            // The load balancer left the previous Pod just after a query. Without this pause, every annotation would
-            // be written just after a query.
+            // The load balancer has stopped using the previous Pod just after a query. The pauses distribute the writes
+            // of annotations over the query interval; without the pauses, every annotation would be written just after
+            // a query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
         lags.push(lag(scene).with_context(|| process.log_tail(10))?);

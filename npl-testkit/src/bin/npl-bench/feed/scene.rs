@@ -75,8 +75,8 @@ pub(super) fn namespace(run: &Run) -> Result<Netns> {
 }
 
 impl<'a> Scene<'a> {
-    /// Creates the Node and the Service, and starts the feed. Returns also a Pod, which has to stay until the end. Call it
-    /// inside of the namespace.
+    /// Creates the Node and the Service, and starts the feed. Also returns a Pod, which must exist until the
+    /// measurement ends. The caller must be inside of the namespace.
     pub(super) fn start(run: &'a Run, netns: &'a Netns, plane: &ControlPlane) -> Result<(Self, Pod)> {
         let cluster = Cluster::new(plane)?.from_inside();
         cluster.create_node(NODE, &[NODES[0].into()])?;

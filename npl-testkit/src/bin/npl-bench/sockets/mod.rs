@@ -49,7 +49,7 @@ impl ModeFigures {
     }
 }
 
-/// Client, Node and Pod. Fields are dropped in their order.
+/// Client, Node and Pod. Fields are dropped in declaration order.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,

@@ -17,8 +17,8 @@ pub(super) const API_SERVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 254);
 /// veth pair whose ends have equal indexes would need longer until it is up.
 const FIRST_PORT_INDEX: u32 = 1000;
 
-/// A Node and its agent. Fields are dropped in order, so the agent ends before its BPF file system and namespace are
-/// removed.
+/// A Node and its agent. Fields are dropped in declaration order, so the agent ends before its BPF file system and
+/// namespace are removed.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
