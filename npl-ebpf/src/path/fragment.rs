@@ -48,7 +48,7 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
 }
 
-/// Translates, passes or drops a later fragment of a reply. If the datagram has no record, the datagram is no
+/// Translates, passes or drops a later fragment of a reply. If the datagram has no record, either the datagram is not a
 /// translated reply, or this fragment arrived before the first fragment. In both cases, the fragment passes unchanged,
 /// and the program saves a copy.
 #[inline(always)]

@@ -108,7 +108,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// As [`Self::new`], but for a caller that has already computed the tuple's hash.
+    /// Like [`Self::new`], but for a caller that has already computed the tuple's hash.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
@@ -206,7 +206,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that is no SYN; [`open_handshake`] tracks a SYN.
+    /// Tracks a client's packet other than a SYN; [`open_handshake`] tracks SYNs.
     ///
     /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
     /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
@@ -461,7 +461,7 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` if the packet
-    /// is a SYN-ACK but no retransmission, because the Pod has then accepted another connection.
+    /// is a SYN-ACK but not a retransmission, because the Pod has then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -489,8 +489,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // A flow can be half-open without a handshake, for example if NPL sees an SCTP association only from the middle
-        // on. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in the flow's own slot.
+        // A flow can be half-open without a handshake, for example if the first packet that NPL sees of an SCTP
+        // association is not an INIT. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in
+        // the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
