@@ -107,7 +107,8 @@ impl MapKind {
 /// A key or value.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
-    /// A ring buffer has neither keys nor values. The text describes its records.
+    /// Neither a key nor a value, because the map is a ring buffer. The reference page shows this text in place of a
+    /// type.
     None(&'static str),
     /// A `u32`, and its meaning.
     U32(&'static str),

@@ -16,8 +16,8 @@ pub const SAVED: u32 = FRAGMENTS;
 /// translated.
 pub const CURSOR: u32 = FRAGMENTS + 1;
 /// Index of the element that contains the last fragment of an SCTP packet while the last fragment's skb contains the
-/// first fragment. `datagram_length` describes the current packet. `hash` is the datagram's key if the current packet
-/// is a last fragment.
+/// first fragment. While a program processes a first or last SCTP fragment, `datagram_length` contains the datagram's
+/// length, if known, and the flag [`WAITING`]; for a last fragment, `hash` contains the datagram's key.
 pub const LAST: u32 = FRAGMENTS + 2;
 /// Number of elements of the map `npl_frag_buf`.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
@@ -31,8 +31,10 @@ pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
 /// re-injected.
 pub const REINJECTED: u32 = 1 << 16;
-/// Flag in [`SavedFrame::datagram_length`] of the element [`LAST`]. The current packet is either a first SCTP fragment,
-/// which must wait in the buffer after its translation, or certainly a last SCTP fragment.
+/// Flag in [`SavedFrame::datagram_length`] of the element [`LAST`], about the packet that the program processes. For a
+/// first SCTP fragment, the flag means that the fragment must wait in the buffer after its translation. For a last
+/// fragment, the flag means that the fragment certainly is an SCTP fragment: a later IPv6 fragment need not name the
+/// transport protocol.
 pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;

@@ -45,7 +45,7 @@ pub mod verdict {
     pub const REDIRECTED: u8 = 4;
     /// The packet was dropped, and counted under [`super::TraceRecord::reason`].
     pub const DROPPED: u8 = 5;
-    /// The program has not yet decided a verdict. No record in the ring buffer has this value.
+    /// The program has not reached a verdict yet. No record in the ring buffer has this value.
     pub const PENDING: u8 = 255;
 }
 
@@ -91,7 +91,8 @@ map_type! {
         pub addr: [u64; 2],
         /// The port, plus [`IPV6`] (65 536) for an IPv6 address.
         pub port: u32,
-        /// 131 071; or 65 536 if the packet may have ports that the program does not know.
+        /// The bits of `port` that the program knows: 131 071 (port and IP family) or, if the packet may have ports
+        /// that the program does not know, 65 536 (only the IP family).
         pub port_mask: u32,
     }
 }
