@@ -350,7 +350,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program, or, while the agent moves its filter before Linux 6.6, by the other of its two filters.",
+        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program or, before Linux 6.6, by the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of other software.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },
