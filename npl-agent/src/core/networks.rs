@@ -207,7 +207,7 @@ pub fn recognize(devices: &[&str], rules: &RuleNames) -> impl Iterator<Item = &'
     NETWORKS.iter().filter(move |network| network.names.iter().any(is_present))
 }
 
-/// Returns the names of the recognized policy engines whose rules redirected packets bypass.
+/// Returns the names of the recognized policy engines whose rules a redirect bypasses.
 pub fn bypassed_engines(rules: &RuleNames) -> BTreeSet<&'static str> {
     let found = recognize(&[], rules).filter(|network| network.is_bypassed_by_redirect);
     found.map(|network| network.name).collect()

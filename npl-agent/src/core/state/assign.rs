@@ -260,7 +260,8 @@ impl Assignment<'_> {
         self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
-    /// Returns the desired mapping of a Pod port. `Claim::set_target` adds to it whether the mapping is restricted.
+    /// Returns the desired mapping of a Pod port. The flag `is_restricted` is not set yet: `Claim::set_target` sets the
+    /// flag.
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
         let generation = self.pod.uid.generation();

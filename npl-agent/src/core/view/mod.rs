@@ -139,7 +139,7 @@ impl FromStr for PortState {
     }
 }
 
-/// The error that a text is not the name of a node port's state.
+/// The error for a text that is not the name of a node port's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a state of a node port: give reserved, live, published, draining, quarantined or host-port")]
 pub struct UnknownState;
