@@ -145,7 +145,7 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
     }
 
-    /// Copies up to `WORDS` whole words from offset `OFFSET` on, and returns the number of copied words.
+    /// Copies up to `WORDS` whole words, starting at offset `OFFSET`, and returns the number of copied words.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub fn copy_words<const OFFSET: usize, const WORDS: usize>(&self, to: *mut u64) -> u32 {

@@ -174,8 +174,8 @@ fn end_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
     copy_frame::<F, MULTI_BUFFER>(&Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx))), packet_copy::<AFTER>(cpu));
 }
 
-/// Begins this CPU's record. If the time in the trace filter is over, turns tracing off, because `npl-agent trace` may
-/// have been killed.
+/// Begins this CPU's record. If the end time in the trace filter has passed, turns tracing off, because `npl-agent
+/// trace` may have been killed.
 #[inline(always)]
 fn begin_record(origin: u32) -> Option<*mut TraceCpu> {
     let filter = TRACE_FILTER.get_ptr_mut(0)?;
