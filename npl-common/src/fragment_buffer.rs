@@ -25,8 +25,8 @@ pub const ELEMENTS: u32 = FRAGMENTS + 3;
 /// Number of slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
 /// Time for which a waiting first fragment keeps its slot, nanoseconds. A flood of fragments evicts no waiting
-/// fragment: while the slot is occupied, the length of another datagram with the same slot is estimated from that
-/// datagram's chunks.
+/// fragment: while the slot is occupied, the first fragment of another datagram with the same slot does not wait, and
+/// the program estimates the length of this datagram from its chunks.
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
 /// re-injected.
@@ -70,7 +70,7 @@ map_type! {
         /// Only in the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the
         /// first fragment has waited; 0 while the last fragment is missing.
         pub datagram_length: u32,
-        /// The frame, from the link-layer header on.
+        /// The frame, starting at the link-layer header.
         pub frame: [u8; MAX_FRAME as usize],
     }
 }
