@@ -139,7 +139,8 @@ pub const NETWORKS: [Network; 24] = [
         "AWS VPC CNI",
         &[Name::Chain("AWS-SNAT-CHAIN")],
         Tested::Imitated,
-        "works; see doctor `reply_routes` and `incoming_rules` for Pods of secondary interfaces and with security groups",
+        "works; for Pods with security groups or addresses of secondary interfaces, see the doctor checks \
+         `reply_routes` and `incoming_rules`",
     ),
     cni("Azure CNI", &[Name::Device("azv")], Tested::No, "not tested"),
     cni("GKE", &[Name::Device("gke")], Tested::No, "not tested"),
