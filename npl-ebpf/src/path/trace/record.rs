@@ -2,8 +2,9 @@
 //! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
 //! verdict. Only packets that match the filter are recorded.
 //!
-//! While tracing is off, a program looks up the trace filter twice: before and after its other work. The functions that
-//! write a record are not inlined, so that they take no stack space during the program's other work.
+//! While tracing is off, a fast-path program looks up the trace filter twice: before and after its other work. A step
+//! of the slow path also looks up the filter when the step reaches a verdict. The functions that write a record are not
+//! inlined, so that they take no stack space during the program's other work.
 
 use core::hint::black_box;
 
