@@ -110,8 +110,8 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// By device: the programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
-    /// The policy engines because of which redirect is refused, or the error because of which they cannot be
-    /// determined.
+    /// The policy engines that make the agent refuse redirect, or the error that prevents the agent from determining
+    /// them.
     pub redirect_refused_by: Option<String>,
     /// The programs and next hops that result from the decisions.
     pub plan: DevicePlan,

@@ -249,8 +249,8 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The claim's Pod has no address at present, so the claim gives its number up to the `hostPort`. When
-                // the claim's Pod has an address, it gets another node port.
+                // The claim's Pod has no address at present, so the claim gives up its number in favor of the
+                // `hostPort`. When the claim's Pod has an address, it gets another node port.
                 claim.drain();
                 self.touched.push(frontend);
             }

@@ -51,7 +51,7 @@ pub struct AgentView {
     pub node_ports: Vec<NodePortView>,
     /// The usage of the port range, by IP family and protocol.
     pub port_usage: Vec<PortUsageView>,
-    /// The problems because of which Pod ports are not served as requested.
+    /// The problems that prevent Pod ports from being served as requested.
     pub refusals: Vec<RefusalView>,
     /// The number of Pod patches that the API server has not answered yet.
     pub pending_patches: usize,
