@@ -107,7 +107,8 @@ impl MapKind {
 /// A key or value.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
-    /// A ring buffer has neither keys nor values. The text describes its records.
+    /// Neither a key nor a value, because the map is a ring buffer. The reference page shows this text in place of a
+    /// type.
     None(&'static str),
     /// A `u32`, and its meaning.
     U32(&'static str),
@@ -349,7 +350,7 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program, or, while the agent moves its filter before Linux 6.6, by the other of its two filters.",
+        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program or, before Linux 6.6, by the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of other software.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },

@@ -32,9 +32,10 @@ map_type! {
 }
 
 /// Flag: the map `npl_xdp_devices` contains at least one device, because a device runs the XDP program or, before Linux
-/// 6.6, because the agent moves a filter. A request that the XDP program or the second filter has translated arrives at
-/// the TC program with the Pod's address as destination. On the devices in the map, the TC program therefore does not
-/// treat a datagram to a Pod as a packet of a direct connection.
+/// 6.6, because the agent moves NPL's filter ahead of filters of other software. During the move, NPL has a temporary
+/// second filter on the device. A request that the XDP program or the second filter has translated arrives at the TC
+/// program with the Pod's address as destination. On the devices in the map, the TC program therefore does not treat a
+/// datagram to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
 /// Flag: of the local clients, only those in the host's network namespace may use node ports: see

@@ -58,22 +58,23 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Idle timeout, in nanoseconds, of a flow whose Pod has not answered: as kernel conntrack's
+/// Idle timeout, in nanoseconds, of a flow whose Pod has not answered: the default of kernel conntrack's
 /// `nf_conntrack_udp_timeout`.
 pub const REQUESTED_NS: u64 = 30 * SECOND;
 /// Idle timeout, in nanoseconds, of a half-open flow whose Pod has answered. The timeout is long, because a Pod may
 /// send further datagrams minutes after the request.
 pub const REPLIED_NS: u64 = 300 * SECOND;
-/// Idle timeout, in nanoseconds, of a connection after a RST of one side, or after a FIN of each side: as
+/// Idle timeout, in nanoseconds, of a connection after a RST of one side, or after a FIN of each side: the default of
 /// `nf_conntrack_tcp_timeout_last_ack`.
 pub const CLOSED_NS: u64 = 30 * SECOND;
-/// Idle timeout, in nanoseconds, of a connection of which only one side has sent a FIN: as
+/// Idle timeout, in nanoseconds, of a connection in which only one side has sent a FIN: the default of
 /// `nf_conntrack_tcp_timeout_fin_wait`.
 pub const HALF_CLOSED_NS: u64 = 120 * SECOND;
-/// Idle timeout, in nanoseconds, of a TCP connection whose Pod has sent only its SYN-ACK: as
+/// Idle timeout, in nanoseconds, of a TCP connection whose Pod has sent only its SYN-ACK: the default of
 /// `nf_conntrack_tcp_timeout_syn_recv`.
 pub const UNANSWERED_NS: u64 = 60 * SECOND;
-/// Idle timeout, in nanoseconds, of an established TCP connection: as `nf_conntrack_tcp_timeout_established`.
+/// Idle timeout, in nanoseconds, of an established TCP connection: the default of
+/// `nf_conntrack_tcp_timeout_established`.
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout, in nanoseconds, of an established UDP flow: the recommendation of RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
@@ -191,7 +192,7 @@ impl State {
     }
 }
 
-/// What connection tracking needs of a TCP segment: its flags ([`crate::flow::tcp_flag`]), sequence number and
+/// The fields of a TCP segment that connection tracking needs: flags ([`crate::flow::tcp_flag`]), sequence number and
 /// acknowledgement number. An SCTP packet is represented by the equivalent values.
 ///
 /// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one. The acknowledgement number of
@@ -384,7 +385,7 @@ pub enum Event {
     /// The kernel has evicted the flow's entry from the flow table, but the copy in the half-open cache remains.
     Eviction,
     /// The agent has removed the flow table's entry of an expired flow or of a removed endpoint; the copy in the
-    /// half-open cache is left.
+    /// half-open cache remains.
     TableRemoval,
     /// A direct connection between client and Pod has the same flow tuple.
     DirectConnection,

@@ -4,7 +4,8 @@
 
 use crate::hash;
 
-/// Maximum number of flow table entries per IP family in the kernel object; 131 072 entries take about 14 MiB.
+/// Maximum number of flow table entries per IP family in the kernel object; 131 072 entries take about 14 MiB for IPv4,
+/// and 18 MiB for IPv6.
 pub const MAX_FLOWS: u32 = 131_072;
 
 /// Interval in jiffies after which a packet refreshes the time of its flow table entry, and after which a
@@ -44,7 +45,7 @@ map_type! {
 }
 
 map_type! {
-    /// As [`FlowKeyV4`], IPv6.
+    /// Like [`FlowKeyV4`], for IPv6.
     pub struct FlowKeyV6: 40, align 4 {
         /// In network byte order.
         pub client_addr: [u8; 16],
@@ -97,7 +98,7 @@ map_type! {
 }
 
 map_type! {
-    /// As [`FlowV4`], IPv6.
+    /// Like [`FlowV4`], for IPv6.
     pub struct FlowV6: 40, align 8 {
         /// As in [`FlowV4`].
         pub state: FlowState,
@@ -117,7 +118,7 @@ impl FlowKeyV4 {
 }
 
 impl FlowKeyV6 {
-    /// As [`FlowKeyV4::hash`].
+    /// Like [`FlowKeyV4::hash`].
     pub const fn hash(&self, seed: u64) -> u64 {
         let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, self.protocol);
         hash::flow_v6(seed, halves(self.client_addr), halves(self.pod_addr), ports_and_protocol)
@@ -134,7 +135,7 @@ impl FlowV4 {
 }
 
 impl FlowV6 {
-    /// As [`FlowV4::new`].
+    /// Like [`FlowV4::new`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn new(state: FlowState, node_addr: [u8; 16]) -> Self {

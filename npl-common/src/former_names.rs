@@ -25,7 +25,7 @@ pub const ABI_1: [(&str, &str); 8] = [
 ];
 
 /// Maps of ABI 2 that had another name, but the same layout, in earlier builds of ABI 2: today's name, and the former
-/// name. If a map had several former names, the most recent former name stands last.
+/// name. If a map had several former names, the most recent former name comes last.
 pub const ABI_2: [(&str, &str); 17] = [
     (MAP_UNMAPPED_V4, "npl_unmap_v4"),
     (MAP_UNMAPPED_V6, "npl_unmap_v6"),

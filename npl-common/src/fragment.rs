@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Fragment tracking. Only the first fragment of a datagram has ports. The programs therefore record how they
-//! translated the first fragment, and translate the later fragments of the datagram by this record.
+//! translated the first fragment, and translate the later fragments of the datagram according to this record.
 //!
 //! A record is one 64-bit word in a slot of an array, as in [`crate::half_open`]: a flood of fragments overwrites
 //! records, but allocates no memory.
@@ -102,8 +102,8 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a slot contains a record by which later fragments are still translated at this [`time`]. The record of an
-/// untranslated datagram does not overwrite the record of a translated datagram.
+/// Whether a slot contains a record according to which later fragments are still translated at this [`time`]. The
+/// record of an untranslated datagram does not overwrite the record of a translated datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {

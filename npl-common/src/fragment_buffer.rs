@@ -16,8 +16,8 @@ pub const SAVED: u32 = FRAGMENTS;
 /// translated.
 pub const CURSOR: u32 = FRAGMENTS + 1;
 /// Index of the element that contains the last fragment of an SCTP packet while the last fragment's skb contains the
-/// first fragment. `datagram_length` describes the current packet. `hash` is the datagram's key if the current packet
-/// is a last fragment.
+/// first fragment. While a program processes a first or last SCTP fragment, `datagram_length` contains the datagram's
+/// length, if known, and the flag [`WAITING`]; for a last fragment, `hash` contains the datagram's key.
 pub const LAST: u32 = FRAGMENTS + 2;
 /// Number of elements of the map `npl_frag_buf`.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
@@ -25,14 +25,16 @@ pub const ELEMENTS: u32 = FRAGMENTS + 3;
 /// Number of slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
 /// Time for which a waiting first fragment keeps its slot, nanoseconds. A flood of fragments evicts no waiting
-/// fragment: while the slot is occupied, the length of another datagram with the same slot is estimated from that
-/// datagram's chunks.
+/// fragment: while the slot is occupied, the first fragment of another datagram with the same slot does not wait, and
+/// the program estimates the length of this datagram from its chunks.
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
 /// re-injected.
 pub const REINJECTED: u32 = 1 << 16;
-/// Flag in [`SavedFrame::datagram_length`] of the element [`LAST`]. The current packet is either a first SCTP fragment,
-/// which must wait in the buffer after its translation, or certainly a last SCTP fragment.
+/// Flag in [`SavedFrame::datagram_length`] of the element [`LAST`], about the packet that the program processes. For a
+/// first SCTP fragment, the flag means that the fragment must wait in the buffer after its translation. For a last
+/// fragment, the flag means that the fragment certainly is an SCTP fragment: a later IPv6 fragment need not name the
+/// transport protocol.
 pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;
@@ -68,7 +70,7 @@ map_type! {
         /// Only in the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the
         /// first fragment has waited; 0 while the last fragment is missing.
         pub datagram_length: u32,
-        /// The frame, from the link-layer header on.
+        /// The frame, starting at the link-layer header.
         pub frame: [u8; MAX_FRAME as usize],
     }
 }

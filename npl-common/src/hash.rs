@@ -51,7 +51,7 @@ pub const fn absorb(seed: u64, word: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// As [`absorb`], for two words that a sender can choose. For example, an IPv6 client can choose the interface
+/// Like [`absorb`], for two words that a sender can choose. For example, an IPv6 client can choose the interface
 /// identifier of its address.
 ///
 /// The factor of the second word depends on the first word. With two constant factors, a sender could change both words

@@ -58,7 +58,7 @@ impl CachedMappingV4 {
 }
 
 impl CachedMappingV6 {
-    /// As [`CachedMappingV4::NONE`].
+    /// Like [`CachedMappingV4::NONE`].
     pub const NONE: Self = Self {
         backend: BackendV6 { pod_addr: [0; 16], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
         pad: 0,

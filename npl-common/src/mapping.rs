@@ -107,7 +107,7 @@ map_type! {
 }
 
 map_type! {
-    /// As [`SourceV4`], IPv6.
+    /// Like [`SourceV4`], for IPv6.
     pub struct SourceV6: 20, align 4 {
         /// The mapping.
         pub frontend: Frontend,
@@ -140,7 +140,7 @@ map_type! {
 }
 
 map_type! {
-    /// As [`EndpointV4`], IPv6.
+    /// Like [`EndpointV4`], for IPv6.
     pub struct EndpointV6: 20, align 4 {
         /// In network byte order.
         pub pod_addr: [u8; 16],

@@ -37,26 +37,26 @@ pub const MAP_FLOW_V4: &str = "npl_flow_v4";
 pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
 /// Fragment records of IPv4 datagrams: array of `u64`, see [`crate::fragment`].
 pub const MAP_FRAGMENT_V4: &str = "npl_frag_v4";
-/// As [`MAP_NODE_ADDRESS_V4`], IPv6.
+/// Like [`MAP_NODE_ADDRESS_V4`], for IPv6.
 pub const MAP_NODE_ADDRESS_V6: &str = "npl_addr2idx_v6";
-/// As [`MAP_NODE_ADDRESS_INDEX_V4`], IPv6.
+/// Like [`MAP_NODE_ADDRESS_INDEX_V4`], for IPv6.
 pub const MAP_NODE_ADDRESS_INDEX_V6: &str = "npl_idx2addr_v6";
-/// As [`MAP_MAPPING_V4`], IPv6.
+/// Like [`MAP_MAPPING_V4`], for IPv6.
 pub const MAP_MAPPING_V6: &str = "npl_mapping_v6";
-/// As [`MAP_ALLOW_V4`], IPv6.
+/// Like [`MAP_ALLOW_V4`], for IPv6.
 pub const MAP_ALLOW_V6: &str = "npl_allow_v6";
-/// As [`MAP_ENDPOINT_V4`], IPv6.
+/// Like [`MAP_ENDPOINT_V4`], for IPv6.
 pub const MAP_ENDPOINT_V6: &str = "npl_endpoint_v6";
-/// As [`MAP_FLOW_V4`], IPv6.
+/// Like [`MAP_FLOW_V4`], for IPv6.
 pub const MAP_FLOW_V6: &str = "npl_flow_v6";
-/// As [`MAP_HALF_OPEN_V4`], IPv6.
+/// Like [`MAP_HALF_OPEN_V4`], for IPv6.
 pub const MAP_HALF_OPEN_V6: &str = "npl_halfopen_v6";
-/// As [`MAP_FRAGMENT_V4`], IPv6.
+/// Like [`MAP_FRAGMENT_V4`], for IPv6.
 pub const MAP_FRAGMENT_V6: &str = "npl_frag_v6";
 /// Socket reverse NAT for local clients, IPv4: map from [`crate::socket_rnat::SocketRnatKeyV4`] to
 /// [`crate::socket_rnat::SocketRnatV4`].
 pub const MAP_SOCKET_RNAT_V4: &str = "npl_sk_rnat_v4";
-/// As [`MAP_SOCKET_RNAT_V4`], IPv6.
+/// Like [`MAP_SOCKET_RNAT_V4`], for IPv6.
 pub const MAP_SOCKET_RNAT_V6: &str = "npl_sk_rnat_v6";
 /// Fragment buffer, for fragments that arrived before the first fragment of their datagram: per-CPU array of
 /// [`crate::fragment_buffer::SavedFrame`].
@@ -67,12 +67,12 @@ pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
 /// Host connections, the Node's own IPv4 connections from ports of the node port range: array of `u64`, see
 /// [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
-/// As [`MAP_HOST_CONNECTION_V4`], IPv6.
+/// Like [`MAP_HOST_CONNECTION_V4`], for IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
 /// Time of the last IPv4 packet to an unmapped node port, or of the removal of the port's mapping: array of `u64`,
 /// indexed by the port, see [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmapped_v4";
-/// As [`MAP_UNMAPPED_V4`], IPv6.
+/// Like [`MAP_UNMAPPED_V4`], for IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";
 /// The slow-path programs, for tail calls: program array with the programs of [`SLOW_PATH_PROGRAMS`].
 pub const MAP_SLOW_PATH: &str = "npl_slow";
@@ -81,25 +81,26 @@ pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
 /// Devices on which another program of NPL may have translated a packet before the TC program: the XDP program or,
-/// before Linux 6.6, NPL's second filter during a move. Map from interface index to [`crate::config::XDP_ATTACHED`].
+/// before Linux 6.6, the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of
+/// other software. Map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
-/// As [`MAP_NEXT_HOP_V4`], IPv6.
+/// Like [`MAP_NEXT_HOP_V4`], for IPv6.
 pub const MAP_NEXT_HOP_V6: &str = "npl_nexthop_v6";
 /// Lookup cache of IPv4 mappings: array of [`crate::lookup_cache::CachedMappingV4`].
 pub const MAP_LOOKUP_CACHE_V4: &str = "npl_reqcache_v4";
-/// As [`MAP_LOOKUP_CACHE_V4`], IPv6.
+/// Like [`MAP_LOOKUP_CACHE_V4`], for IPv6.
 pub const MAP_LOOKUP_CACHE_V6: &str = "npl_reqcache_v6";
 /// Lookup cache of IPv4 replies: array of [`crate::lookup_cache::CachedReply`], with the same indexes as
 /// [`MAP_HALF_OPEN_V4`].
 pub const MAP_REPLY_CACHE_V4: &str = "npl_repcache_v4";
-/// As [`MAP_REPLY_CACHE_V4`], IPv6.
+/// Like [`MAP_REPLY_CACHE_V4`], for IPv6.
 pub const MAP_REPLY_CACHE_V6: &str = "npl_repcache_v6";
 /// Stack observations of IPv4 flows: array of [`crate::offload::StackSeen`].
 pub const MAP_STACK_SEEN_V4: &str = "npl_stkseen_v4";
-/// As [`MAP_STACK_SEEN_V4`], IPv6.
+/// Like [`MAP_STACK_SEEN_V4`], for IPv6.
 pub const MAP_STACK_SEEN_V6: &str = "npl_stkseen_v6";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_cnt_mapping";
@@ -175,16 +176,16 @@ pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
 /// Translates replies at TC egress of a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
-/// As [`PROG_INGRESS`], but for `--forwarding redirect`.
+/// Like [`PROG_INGRESS`], but for `--forwarding redirect`.
 pub const PROG_INGRESS_REDIRECT: &str = "npl_rd_ingress";
 /// Translates replies at TC ingress of a Pod-facing device, for `--forwarding redirect`.
 pub const PROG_PODS_REDIRECT: &str = "npl_rd_pods";
 
-/// As [`PROG_INGRESS`], but for `--forwarding offload`.
+/// Like [`PROG_INGRESS`], but for `--forwarding offload`.
 pub const PROG_INGRESS_OFFLOAD: &str = "npl_off_ingress";
-/// As [`PROG_EGRESS`], but for `--forwarding offload`: also records stack observations of replies.
+/// Like [`PROG_EGRESS`], but for `--forwarding offload`: also records stack observations of replies.
 pub const PROG_EGRESS_OFFLOAD: &str = "npl_off_egress";
-/// As [`PROG_PODS_REDIRECT`], but for `--forwarding offload`.
+/// Like [`PROG_PODS_REDIRECT`], but for `--forwarding offload`.
 pub const PROG_PODS_OFFLOAD: &str = "npl_off_pods";
 /// Records stack observations of requests at TC egress of a Pod-facing device, for `--forwarding offload`.
 pub const PROG_TO_PODS: &str = "npl_off_to_pods";
@@ -205,7 +206,7 @@ pub const PROGRAMS: &[&str] = &[
 
 /// Translates requests of the fast path at the XDP hook of a device with Ethernet headers.
 pub const PROG_XDP: &str = "npl_xdp";
-/// As [`PROG_XDP`], but also for frames that consist of several buffers (from Linux 5.18 on).
+/// Like [`PROG_XDP`], but also for frames that consist of several buffers (since Linux 5.18).
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
 
 /// The names of all XDP programs. The agent attaches [`PROG_XDP_FRAGS`] if the kernel supports frames that consist of

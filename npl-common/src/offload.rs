@@ -37,7 +37,8 @@ map_type! {
     }
 }
 
-/// Values that the word of a direction contains in place of the time of a stack observation.
+/// Special values of the low half of a direction's word, which otherwise contains the time of the last stack
+/// observation.
 pub mod since {
     /// The stack has not been observed to forward a packet of this direction.
     pub const NEVER: u32 = 0;
@@ -100,7 +101,7 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 }
 
 /// Returns the word of a direction after the stack was observed to forward a packet of this direction; `None` if the
-/// word stays: the direction is offloaded or has ended, or another offloaded flow has the slot.
+/// word does not change: the direction is offloaded or has ended, or another offloaded flow has the slot.
 ///
 /// While a direction is offloaded, its word is unchanged. On a bridge, the observing program also runs for redirected
 /// packets, so an observation while the direction is offloaded would not prove that the stack forwarded the packet.

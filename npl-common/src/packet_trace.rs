@@ -4,7 +4,7 @@
 //! A record contains a packet before and after a program, and the program's verdict. The programs write records only
 //! while `npl-agent trace` runs.
 
-/// Largest number of bytes of a packet that a record contains, from the IP header on.
+/// Largest number of bytes of a packet that a record contains, starting at the IP header.
 pub const SNAP_LENGTH: u32 = 128;
 /// Size of the ring buffer in bytes. The ring buffer has room for some 600 records.
 pub const RING_BYTES: u32 = 256 * 1024;
@@ -45,7 +45,7 @@ pub mod verdict {
     pub const REDIRECTED: u8 = 4;
     /// The packet was dropped, and counted under [`super::TraceRecord::reason`].
     pub const DROPPED: u8 = 5;
-    /// The program has not yet decided a verdict. No record in the ring buffer has this value.
+    /// The program has not reached a verdict yet. No record in the ring buffer has this value.
     pub const PENDING: u8 = 255;
 }
 
@@ -91,7 +91,8 @@ map_type! {
         pub addr: [u64; 2],
         /// The port, plus [`IPV6`] (65 536) for an IPv6 address.
         pub port: u32,
-        /// 131 071; or 65 536 if the packet may have ports that the program does not know.
+        /// The bits of `port` that the program knows: 131 071 (port and IP family) or, if the packet may have ports
+        /// that the program does not know, 65 536 (only the IP family).
         pub port_mask: u32,
     }
 }
@@ -105,7 +106,7 @@ map_type! {
         pub protocol: u32,
         /// Number of bytes of the packet in `bytes`.
         pub captured: u32,
-        /// The first bytes of the packet, from the IP header on.
+        /// The first bytes of the packet, starting at the IP header.
         pub bytes: [u8; SNAP_LENGTH as usize],
     }
 }
@@ -115,7 +116,7 @@ map_type! {
     pub struct TraceRecord: 392, align 8 {
         /// `CLOCK_MONOTONIC` time of the run, in nanoseconds.
         pub time: u64,
-        /// Bytes of the packet from the IP header on, before translation.
+        /// Length of the packet in bytes, starting at the IP header, before translation.
         pub length: u32,
         /// Interface index of the device at whose hook the program ran.
         pub ifindex: u32,

@@ -31,7 +31,7 @@ map_type! {
 }
 
 map_type! {
-    /// As [`SocketRnatKeyV4`], IPv6.
+    /// Like [`SocketRnatKeyV4`], for IPv6.
     pub struct SocketRnatKeyV6: 32, align 8 {
         /// As in [`SocketRnatKeyV4`].
         pub socket: u64,
@@ -59,7 +59,7 @@ map_type! {
 }
 
 map_type! {
-    /// As [`SocketRnatV4`], IPv6.
+    /// Like [`SocketRnatV4`], for IPv6.
     pub struct SocketRnatV6: 20, align 4 {
         /// As in [`SocketRnatV4`].
         pub node_addr: [u8; 16],

@@ -10,7 +10,7 @@ pub const COUNTED_MAPPINGS: u32 = 4096;
 /// Index of the element with the sum of the counters of all removed IPv4 mappings, so that sums over all elements never
 /// decrease. The element also contains the counts of IPv4 mappings that have no separate element.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
-/// As [`SHARED_V4`], but for IPv6 mappings.
+/// Like [`SHARED_V4`], but for IPv6 mappings.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 
 /// Number of elements of the map of per-mapping counters.

@@ -81,7 +81,7 @@ pub fn npl_egress_l3(ctx: TcContext) -> i32 {
     fast_path::<Replies<STACK>, NONE>(&ctx, SLOW_EGRESS_L3)
 }
 
-/// As [`npl_ingress`], for `--forwarding redirect`: the translated request is redirected to the Pod's device.
+/// Like [`npl_ingress`], for `--forwarding redirect`: the translated request is redirected to the Pod's device.
 #[classifier]
 pub fn npl_rd_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SLOW_INGRESS_REDIRECT)
@@ -93,14 +93,14 @@ pub fn npl_rd_pods(ctx: TcContext) -> i32 {
     fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SLOW_PODS_REDIRECT)
 }
 
-/// As [`npl_ingress`], for `--forwarding offload`: requests of offloaded flows are redirected to the Pod's device.
+/// Like [`npl_ingress`], for `--forwarding offload`: requests of offloaded flows are redirected to the Pod's device.
 #[classifier]
 pub fn npl_off_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SLOW_INGRESS)
 }
 
-/// As [`npl_egress`], but for `--forwarding offload`. The program also records in `npl_stkseen_v4` or `npl_stkseen_v6`
-/// that the host's stack has forwarded a reply of the flow.
+/// Like [`npl_egress`], but for `--forwarding offload`. The program also records in `npl_stkseen_v4` or
+/// `npl_stkseen_v6` that the host's stack has forwarded a reply of the flow.
 #[classifier]
 pub fn npl_off_egress(ctx: TcContext) -> i32 {
     fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
@@ -128,7 +128,7 @@ pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
 }
 
-/// As [`npl_xdp`], but also for frames that consist of several buffers (from Linux 5.18 on).
+/// Like [`npl_xdp`], but also for frames that consist of several buffers (since Linux 5.18).
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
@@ -184,7 +184,7 @@ pub fn npl_connect4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_connect4`], but for calls of IPv6 sockets.
+/// Like [`npl_connect4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(connect6)]
 pub fn npl_connect6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Connect);
@@ -198,7 +198,7 @@ pub fn npl_sendmsg4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_sendmsg4`], but for calls of IPv6 sockets.
+/// Like [`npl_sendmsg4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(sendmsg6)]
 pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
     socket::request6(&ctx, Call::Send);
@@ -212,7 +212,7 @@ pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_recvmsg4`], but for calls of IPv6 sockets.
+/// Like [`npl_recvmsg4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(recvmsg6)]
 pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx, ReplyCall::Receive);
@@ -226,7 +226,7 @@ pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// As [`npl_getpeer4`], but for calls of IPv6 sockets.
+/// Like [`npl_getpeer4`], but for calls of IPv6 sockets.
 #[cgroup_sock_addr(getpeername6)]
 pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     socket::reply6(&ctx, ReplyCall::PeerName);

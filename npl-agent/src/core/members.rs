@@ -104,7 +104,7 @@ impl Member {
     }
 }
 
-/// What one replica of the feed answered to a request for a Service's members.
+/// The answer of one replica of the feed to a request for a Service's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplicaAnswer {
     /// The replica serves these members of the Service.

@@ -139,7 +139,8 @@ pub const NETWORKS: [Network; 24] = [
         "AWS VPC CNI",
         &[Name::Chain("AWS-SNAT-CHAIN")],
         Tested::Imitated,
-        "works; see doctor `reply_routes` and `incoming_rules` for Pods of secondary interfaces and with security groups",
+        "works; for Pods with security groups or addresses of secondary interfaces, see the doctor checks \
+         `reply_routes` and `incoming_rules`",
     ),
     cni("Azure CNI", &[Name::Device("azv")], Tested::No, "not tested"),
     cni("GKE", &[Name::Device("gke")], Tested::No, "not tested"),
@@ -207,7 +208,7 @@ pub fn recognize(devices: &[&str], rules: &RuleNames) -> impl Iterator<Item = &'
     NETWORKS.iter().filter(move |network| network.names.iter().any(is_present))
 }
 
-/// Returns the names of the recognized policy engines whose rules redirected packets bypass.
+/// Returns the names of the recognized policy engines whose rules a redirect bypasses.
 pub fn bypassed_engines(rules: &RuleNames) -> BTreeSet<&'static str> {
     let found = recognize(&[], rules).filter(|network| network.is_bypassed_by_redirect);
     found.map(|network| network.name).collect()

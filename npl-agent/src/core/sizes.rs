@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. The
-//! maps except these have a constant size. In some of the maps of constant size, the programs select a slot by a hash
-//! with a constant mask. Into the remaining maps of constant size, the agent writes entries up to a documented limit.
+//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
+//! other maps have a constant size: in some of them, the programs select a slot by a hash with a constant mask; in the
+//! rest, the number of entries has a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -51,7 +51,7 @@ pub enum MaxFlows {
     Flows(u32),
 }
 
-/// The error that a text is neither `auto` nor a number within the limits.
+/// The error for a text that is neither `auto` nor a number within the limits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a number of flows: give auto or a number from {least} to {most}, for example 131072",
@@ -177,7 +177,7 @@ pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -
     match map.kind {
         MapKind::Array => rounded * size(map.value),
         MapKind::PerCpuArray => rounded * POINTER + entries * cpus * size(map.value),
-        // The kernel allocates one more element per CPU than `entries`, for updates of a full map.
+        // For updates of a full map, the kernel allocates one element per CPU in addition to `entries`.
         MapKind::Hash => (entries + cpus) * element + rounded * BUCKET,
         MapKind::LruHash => entries * element + rounded * BUCKET,
         MapKind::LpmTrie => 0,

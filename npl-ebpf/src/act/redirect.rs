@@ -6,7 +6,7 @@
 //! conntrack cannot track a connection if only one direction passes through the stack. The Pod's entry in
 //! `npl_nexthop_v4` or `npl_nexthop_v6`, which the agent writes, enables redirect for both directions. The kernel's
 //! routes and neighbor table determine the next hop of a reply. The stack forwards packets whose TTL expires at this
-//! Node, packets above the MTU, and replies whose route leaves through a device that is no uplink.
+//! Node, packets above the MTU, and replies whose route leaves through a device that is not an uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -203,7 +203,7 @@ fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// The length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet is no
+/// The length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet is not a
 /// GSO packet.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {

@@ -60,7 +60,7 @@ static NPL_DIRECT_READS: u8 = 1;
 
 #[inline(always)]
 fn has_direct_access() -> bool {
-    // SAFETY: the pointer leads to a static of this kernel object. The read is volatile, so that the compiler does not
+    // SAFETY: the pointer points to a static of this kernel object. The read is volatile, so that the compiler does not
     // assume the initial value.
     unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) != 0 }
 }
@@ -134,8 +134,8 @@ impl Access for TcContext {
     }
 }
 
-/// An XDP frame. `MULTI_BUFFER` is true in the program that also accepts frames that consist of several buffers (from
-/// Linux 5.18 on). Pointers reach only the first buffer of a frame with several buffers.
+/// An XDP frame. `MULTI_BUFFER` is true in the program that also accepts frames that consist of several buffers (since
+/// Linux 5.18). Pointers reach only the first buffer of a frame with several buffers.
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
@@ -145,7 +145,7 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
     }
 
-    /// Copies up to `WORDS` whole words from offset `OFFSET` on, and returns the number of copied words.
+    /// Copies up to `WORDS` whole words, starting at offset `OFFSET`, and returns the number of copied words.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub fn copy_words<const OFFSET: usize, const WORDS: usize>(&self, to: *mut u64) -> u32 {

@@ -12,7 +12,7 @@ use super::{
 #[inline(always)]
 pub fn count_reason(reason: u32) {
     if let Some(counter) = REASONS.get_ptr_mut(reason) {
-        // SAFETY: the pointer leads to this processor's element of the map, and no other program writes this element
+        // SAFETY: the pointer points to this processor's element of the map, and no other program writes this element
         // during the update.
         unsafe { *counter = (*counter).wrapping_add(1) };
     }
@@ -34,7 +34,7 @@ pub fn count_local_flow(stats_index: u32) {
 #[inline(always)]
 pub fn update_mapping(stats_index: u32, update: impl FnOnce(&mut MappingStats)) {
     if let Some(stats) = STATS.get_ptr_mut(stats_index) {
-        // SAFETY: the pointer leads to this processor's element of the map, and no other program writes this element
+        // SAFETY: the pointer points to this processor's element of the map, and no other program writes this element
         // during the update.
         update(unsafe { &mut *stats });
     }

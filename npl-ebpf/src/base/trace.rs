@@ -24,7 +24,7 @@ pub struct Note {
     pub reason: u8,
 }
 
-/// One [`Note`] for each processor. A program writes and reads the note within one run.
+/// One [`Note`] for each processor. A program writes its [`Note`] and reads it again within one run.
 #[btf_map(name = "npl_log_note")]
 static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
 

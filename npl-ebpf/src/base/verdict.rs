@@ -23,7 +23,7 @@ pub struct Verdict(u32);
 /// An interface index that no device has.
 const NO_DEVICE: u32 = u32::MAX;
 
-/// The TC action for a fragment of which the program has saved a copy for later re-injection.
+/// The TC action for a fragment after the program has saved a copy of the fragment for later re-injection.
 ///
 /// The action redirects the fragment to a nonexistent device, because the kernel counts a redirected packet as sent. If
 /// the program dropped the fragment, a local sender would get an error and stop sending the datagram's fragments.

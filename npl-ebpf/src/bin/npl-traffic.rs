@@ -203,7 +203,7 @@ fn arrived(ctx: &TcContext) -> Option<()> {
         return None;
     }
     let counter = ARRIVED.get_ptr_mut(0)?;
-    // SAFETY: the pointer leads to this processor's element of the map, and no other program on this processor runs
+    // SAFETY: the pointer points to this processor's element of the map, and no other program on this processor runs
     // during the update.
     unsafe { *counter = (*counter).wrapping_add(1) };
     Some(())

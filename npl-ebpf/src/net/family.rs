@@ -57,11 +57,11 @@ pub trait HeaderLayout: Addressing {
     fn is_error(kind: u8) -> bool;
     /// Copies the transport header of a packet whose IP header has no options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
-    /// Overwrites the packet with `value`, from the IP header's tail on. Returns `false` in the same cases as
+    /// Overwrites the packet with `value`, starting at [`Self::Tail`]. Returns `false` in the same cases as
     /// [`Access::write`].
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
-    /// Returns the IP header's tail with new addresses. `difference` is the checksum contribution of the new addresses
-    /// minus that of the old addresses.
+    /// Returns [`Self::Tail`] with new addresses. `difference` is the checksum contribution of the new addresses minus
+    /// that of the old addresses.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
     /// The change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the change of
     /// the addresses' checksum contribution. `ttl_fields` are the fields after the rewrite; the packet itself still has

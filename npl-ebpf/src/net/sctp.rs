@@ -51,9 +51,9 @@ impl Chunk {
     }
 }
 
-/// Largest number of chunks that the program parses. Senders put fewer chunks than this number before a chunk that IP
-/// fragmentation cuts. The number is small enough for the compiler to unroll the loop: without `CAP_PERFMON`, the
-/// verifier of Linux 6.12 also follows mispredicted branches, and would find no end of a loop.
+/// Largest number of chunks that the program parses. In practice, fewer chunks than this number precede the chunk that
+/// IP fragmentation cuts. The number is small enough for the compiler to unroll the loop: without `CAP_PERFMON`, the
+/// verifier of Linux 6.12 also follows mispredicted branches, and could not prove that a loop ends.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of an INIT or INIT ACK chunk. All fields are in network byte order.

@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The end of the IPv4 header, from the time to live on.
+/// The end of the IPv4 header, starting at the time to live.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {

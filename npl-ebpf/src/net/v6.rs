@@ -34,7 +34,7 @@ struct Header {
     tail: Tail,
 }
 
-/// The end of the IPv6 header, from the payload length on.
+/// The end of the IPv6 header, starting at the payload length.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of later fragments of requests and replies, by the record of the datagram's first fragment. The rewrite
-//! of a later fragment changes only the addresses and the IP header checksum, because only the first fragment contains
-//! ports and transport checksum.
+//! Translation of later fragments of requests and replies, according to the record of the datagram's first fragment.
+//! The rewrite of a later fragment changes only the addresses and the IP header checksum, because only the first
+//! fragment contains ports and transport checksum.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{fragment::Record, lookup_cache::no_next_hop, mapping::Frontend, reason::Reason};
@@ -48,7 +48,7 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
 }
 
-/// Translates, passes or drops a later fragment of a reply. If the datagram has no record, the datagram is no
+/// Translates, passes or drops a later fragment of a reply. If the datagram has no record, either the datagram is not a
 /// translated reply, or this fragment arrived before the first fragment. In both cases, the fragment passes unchanged,
 /// and the program saves a copy.
 #[inline(always)]

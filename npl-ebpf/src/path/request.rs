@@ -162,8 +162,8 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     };
     let nat = NatAddress { addr: packet.headers.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.headers.source) {
-        // If the packet is a first fragment, `on_nat` stores the fragment record. By this record, the program finds the
-        // mapping of the later fragments, whose allow-list then also drops the later fragments.
+        // If the packet is a first fragment, `on_nat` stores the fragment record. The record leads later fragments to
+        // the same mapping, so that the program checks the mapping's allow-list for later fragments, too.
         on_nat(&nat);
         return Err(Verdict::drop(Reason::SourceRefused));
     }

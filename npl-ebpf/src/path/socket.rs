@@ -103,7 +103,7 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     set_port(call, backend.port);
 }
 
-/// As [`request`], but for a call with an IPv6 address or an IPv4-mapped IPv6 address.
+/// Like [`request`], but for a call with an IPv6 address or an IPv4-mapped IPv6 address.
 #[inline(always)]
 pub fn request6(ctx: &SockAddrContext, kind: Call) {
     if is_mapped(ctx.sock_addr) {
@@ -164,7 +164,7 @@ pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     }
 }
 
-/// As [`reply`], but for a call with an IPv6 address or an IPv4-mapped IPv6 address.
+/// Like [`reply`], but for a call with an IPv6 address or an IPv4-mapped IPv6 address.
 #[inline(always)]
 pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     if is_mapped(ctx.sock_addr) {
@@ -224,7 +224,7 @@ fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketF
 fn is_connected(ctx: &SockAddrContext) -> bool {
     // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
     let socket = unsafe { (&raw const (*ctx.sock_addr).__bindgen_anon_1.sk).read_volatile() };
-    // SAFETY: the pointer leads to the socket of the system call, which exists as long as the call runs.
+    // SAFETY: the pointer points to the socket of the system call, which exists as long as the call runs.
     let state = unsafe { (&raw const (*socket).state).read_volatile() };
     state == CONNECTED
 }

@@ -108,7 +108,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Self::with_hash(tuple.hash(seed, protocol), protocol, key)
     }
 
-    /// As [`Self::new`], but for a caller that has already computed the tuple's hash.
+    /// Like [`Self::new`], but for a caller that has already computed the tuple's hash.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let (entry, slot) = slots::of_flow::<F>(hash)?;
@@ -121,8 +121,8 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table. Entries of handshakes do
-    /// not count, because the look-up of a handshake needs a sequence number.
+    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, or a mid-stream entry.
+    /// Entries of handshakes do not count, because the look-up of a handshake needs a sequence number.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -130,8 +130,8 @@ impl<'k, F: Family> Flow<'k, F> {
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
     }
 
-    /// Removes the entries of a flow after the Pod has rejected the connection, although the client had completed the
-    /// handshake.
+    /// Removes the flow table's entry after the Pod has rejected the connection, although the client had completed the
+    /// handshake. The copy in the half-open cache gets the phase "refused".
     #[inline(always)]
     fn remove_refused(&self) {
         // An error means that the flow table has no entry for the key.
@@ -142,8 +142,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the flow's entries from the half-open cache and the flow table: the action of
-    /// [`Event::DirectConnection`].
+    /// Removes the flow's entries from its slot of the half-open cache and from the flow table: the action of
+    /// [`Event::DirectConnection`]. If there was an entry, counts a tuple conflict.
     #[inline(always)]
     pub fn remove(&self) {
         const { assert!(matches!(step(State::established(0, 0), Event::DirectConnection).1, Action::Remove)) };
@@ -160,7 +160,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// directly. The Pod's later datagrams answer the direct datagram, and must leave untranslated.
     ///
     /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
-    /// flow table has no entry of the flow.
+    /// flow table usually has no entry of the flow. An exception is a flow whose copy another flow has overwritten, if
+    /// the entry of the other flow was then cleared.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -206,7 +207,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that is no SYN; [`open_handshake`] tracks a SYN.
+    /// Tracks a client's packet other than a SYN; [`open_handshake`] tracks SYNs.
     ///
     /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
     /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
@@ -399,8 +400,8 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // The caller has found no entry in the flow table. If the entry in the half-open cache has the phase
-        // "established", the kernel has therefore evicted the flow table's entry.
+        // If the entry in the half-open cache has the phase "established", the caller has found no entry of this Pod in
+        // the flow table: the kernel has evicted the entry, or the entry belongs to an earlier Pod.
         let (state, _) = step(State::half_open(half_open::phase(entry)), Event::Eviction);
         let (state, action) = step(state, Event::from_pod(self.protocol, reply.flags, true));
         match action {
@@ -461,7 +462,7 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` if the packet
-    /// is a SYN-ACK but no retransmission, because the Pod has then accepted another connection.
+    /// is a SYN-ACK but not a retransmission, because the Pod has then accepted another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -489,8 +490,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // A flow can be half-open without a handshake, for example if NPL sees an SCTP association only from the middle
-        // on. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in the flow's own slot.
+        // A flow can be half-open without a handshake, for example if the first packet that NPL sees of an SCTP
+        // association is not an INIT. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in
+        // the flow's own slot.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }

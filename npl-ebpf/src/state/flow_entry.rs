@@ -27,7 +27,7 @@ pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
 }
 
-/// The state of an entry, as the state machine takes it.
+/// The state of an entry, built from the entry's TCP flags, as the argument of the state machine's function [`step`].
 #[inline(always)]
 pub fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Fragment tracking, see [`npl_common::fragment`]. Only the first fragment of a datagram has ports, so the programs
-//! translate later fragments by a record of the first fragment.
+//! translate later fragments according to a record of the first fragment.
 
 use npl_common::{
     config::Config,

@@ -74,7 +74,7 @@ const LEAVES: u32 = 2;
 /// Re-injects all saved fragments of a datagram, then restores the first fragment in its skb.
 ///
 /// The loop over the slots is unrolled: without `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted
-/// branches, and therefore finds no end of a loop.
+/// branches, and therefore cannot prove that a loop ends.
 #[inline(never)]
 fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     let now = coarse_seconds();

@@ -39,7 +39,7 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let now = coarse_seconds();
     if let Some(slot) = slot::<F>(hash, now) {
         let entry = host_connection::entry(hash, now);
-        // The slot is written at most once per 1.07 s, because each write takes the cache line away from other
+        // The slot is written at most once per 1.07 s, because each write invalidates the cache line on other
         // processors.
         if slot.load() != entry {
             slot.store(entry);

@@ -25,7 +25,7 @@ pub struct Epoch {
 impl Epoch {
     #[inline(always)]
     pub fn now(config: &Config) -> Self {
-        // SAFETY: the pointer leads to an aligned word of the map's element; the agent writes `abi` and `epoch` as one
+        // SAFETY: the pointer points to an aligned word of the map's element; the agent writes `abi` and `epoch` as one
         // little-endian word.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
         // `zero` is always 0, because an agent of another ABI version uses another map. The compiler does not know that

@@ -202,8 +202,8 @@ fn is_occupied(slot: *mut SavedFrame) -> bool {
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// For the first fragment that this processor processes, stores the datagram's length if the length is known; otherwise
-/// stores [`WAITING`].
+/// Stores the value that [`noted`] returns to the later steps. For a first fragment, `length` is the datagram's length
+/// if the last fragment has already arrived, [`WAITING`] if a copy of the first fragment was saved, and otherwise 0.
 #[inline(always)]
 fn set_noted(length: u32) {
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
@@ -211,8 +211,8 @@ fn set_noted(length: u32) {
     }
 }
 
-/// The value that [`set_noted`] or [`note_last`] has stored; 0 unless the packet is the first or last fragment of an
-/// SCTP packet.
+/// The value that [`set_noted`] or [`note_last`] has stored; 0 unless the current packet is a first SCTP fragment, or
+/// may be a last SCTP fragment.
 #[inline(always)]
 fn noted() -> u32 {
     FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())

@@ -7,7 +7,7 @@ use super::maps::Family;
 use crate::base::clock::coarse_seconds;
 
 /// Records the time of a packet to a node port without a mapping. The word of a node port is written at most once per
-/// 1.07 s, because each write takes the cache line away from other processors.
+/// 1.07 s, because each write invalidates the cache line on other processors.
 #[inline(always)]
 pub fn record<F: Family>(frontend: Frontend) {
     if let Some(last) = F::unmapped(frontend.node_port) {

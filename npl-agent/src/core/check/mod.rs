@@ -163,7 +163,7 @@ fn check_pod(cluster: &Cluster, subject: PodOnNode<'_>, entries: &[PublishedEntr
     found
 }
 
-/// The Pod ports that the annotation should name, for each family of which both Pod and Node have an address. SCTP
+/// The Pod ports that the annotation should name, for each IP family in which Pod and Node both have an address. SCTP
 /// ports are left out: agents serve SCTP only if `--protocols` names SCTP, so an annotation without the SCTP port may
 /// be correct.
 fn wanted(services: &[&Service], pod: &Pod, addresses: &BTreeSet<IpAddr>) -> BTreeSet<WantedPort> {

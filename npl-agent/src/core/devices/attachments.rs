@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs, filters and qdiscs on a network device. A redirect would bypass those of other software.
+//! The attachments of a network device: programs, filters and qdiscs. A redirect would bypass the attachments of other
+//! software.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +8,8 @@ use super::{Device, DeviceKind, DeviceSelection};
 
 /// The major number of the handles of NPL's filters.
 const MAJOR: u16 = 0x4e50;
-/// The minor number of the filter handle of ABI version 0. ABI version N has the minor number that is greater by N.
+/// The base of the minor numbers of filter handles: the minor number for ABI version N is this number plus N modulo
+/// 255.
 const MINOR: u16 = 0x4c00;
 /// The minor number of the temporary filter's handle. No ABI version has a greater minor number.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
@@ -134,8 +136,8 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// Returns the owner of the filter that a netlink message describes; `None` if the message describes no filter but only
-/// a priority.
+/// Returns the owner of the filter that a netlink message describes; `None` if the message describes only a priority,
+/// and not a filter.
 ///
 /// For each priority, the kernel first sends a message with the kind of the filters and without a handle, and then one
 /// message for each filter. NPL's filters may have the same priority as filters of other software, so the handle

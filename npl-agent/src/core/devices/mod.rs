@@ -254,8 +254,8 @@ impl UplinkReason {
         !matches!(self, Self::IsTunnel)
     }
 
-    /// Whether a former uplink remains an uplink for a grace period if this is the reason why the device is no uplink
-    /// any more.
+    /// Whether a former uplink remains an uplink for a grace period if this is the reason why the device is no longer
+    /// an uplink.
     pub const fn has_grace_period(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }

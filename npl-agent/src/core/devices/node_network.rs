@@ -78,7 +78,7 @@ fn leaves_the_node(device: &Device, node_ips: &[IpAddr]) -> bool {
 
 /// Whether clients are on the device's own network, so that a Pod on that network reaches clients without the Node. A
 /// device that is not hardware must have a Node address or the default route. For example, an Open vSwitch device with
-/// an address that is no Node address may connect a CNI's Pods to the Node.
+/// an address that is not a Node address may connect a CNI's Pods to the Node.
 fn is_of_node_network(device: &Device, node_ips: &[IpAddr]) -> bool {
     match choose_by_rules(device, node_ips) {
         Ok(UplinkReason::HasNodeAddress | UplinkReason::HasDefaultRoute) => device.kind != DeviceKind::Tunnel,

@@ -38,7 +38,7 @@ pub struct DevicePolicy {
     pub network_policy: NetworkPolicy,
     /// The value of the flag `--attach`.
     pub attach: Attach,
-    /// Whether the nftables guard may set marks on connections, for the routes of replies.
+    /// Whether the nftables guard may mark connections, so that replies leave through the uplink of the request.
     pub marks_connections: bool,
 }
 
@@ -110,8 +110,8 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// By device: the programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
-    /// The policy engines because of which redirect is refused, or the error because of which they cannot be
-    /// determined.
+    /// The policy engines that make the agent refuse redirect, or the error that prevents the agent from determining
+    /// them.
     pub redirect_refused_by: Option<String>,
     /// The programs and next hops that result from the decisions.
     pub plan: DevicePlan,
@@ -240,8 +240,8 @@ impl DevicePlanner {
     }
 
     /// Returns the next hop of each Pod, or why packets to the Pod are not redirected. The result is empty in stack
-    /// mode. In offload mode, the result is empty if kernel conntrack is strict: of a flow that was redirected for a
-    /// while, strict conntrack would mark the next packets as invalid.
+    /// mode. In offload mode, the result is empty if kernel conntrack is strict: after some packets of a flow have
+    /// bypassed the stack, strict conntrack would mark the flow's next packets as invalid.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,
@@ -281,8 +281,8 @@ impl DevicePlanner {
     }
 }
 
-/// Returns the policy engines whose rules redirected packets would bypass. If netfilter's rules cannot be read, returns
-/// the error: redirect is then refused, because the rules may belong to a policy engine.
+/// Returns the policy engines whose rules a redirect would bypass. If netfilter's rules cannot be read, returns the
+/// error: redirect is then refused, because the rules may belong to a policy engine.
 fn redirect_refused_by(rule_names: Option<Result<&RuleNames, &String>>) -> Option<String> {
     match rule_names? {
         Ok(names) => {
@@ -374,8 +374,8 @@ mod tests {
         );
     }
 
-    /// Before Linux 6.6, the agent reads the attachments of devices even in stack mode. The planner must not infer from
-    /// known attachments that packets may be redirected.
+    /// Before Linux 6.6, the agent reads the attachments of devices in stack mode, too. The planner must not redirect
+    /// packets in stack mode, even if it knows the attachments.
     #[test]
     fn no_pod_is_redirected_in_stack_mode() {
         let pod = IpAddr::from([10, 244, 1, 5]);

@@ -29,7 +29,7 @@ pub enum Attach {
     Xdp,
 }
 
-/// The error that a text is not a value of `--attach`.
+/// The error for a text that is not a value of `--attach`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a value of --attach: give tc, auto or xdp")]
 pub struct AttachError(String);

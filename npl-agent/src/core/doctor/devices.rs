@@ -74,7 +74,7 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     if shims.is_empty() {
         return Finding::ok(key, "no macvlan or ipvlan device of the Node is on the network of an uplink");
     }
-    // The finding is no warning, because the doctor does not know whether Pods use the device. A Pod that uses the
+    // The finding is not a warning, because the doctor does not know whether Pods use the device. A Pod that uses the
     // device has an Event.
     let shims = shims.join("; ");
     Finding::ok(key, format!("macvlan or ipvlan: {shims}: Pods behind it get no node port (Event PodOnNodeNetwork)"))

@@ -61,7 +61,7 @@ pub struct Rule {
 /// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The packet is accepted, and the base chain after this one evaluates it.
+    /// The packet is accepted. The next base chain of the hook, if any, evaluates the packet.
     Accept,
     /// The packet is dropped, or rejected with a RST or an ICMP error.
     Refuse,
@@ -121,7 +121,7 @@ pub enum Field {
 }
 
 impl Condition {
-    /// Creates a condition of which the doctor cannot know whether a request meets the condition.
+    /// Creates a condition that the doctor cannot evaluate, because the condition compares an unknown field.
     pub const fn unclear() -> Self {
         Self { field: Field::Other, mask: Vec::new(), values: Vec::new(), is_negated: false }
     }

@@ -74,7 +74,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
         Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
             key,
-            format!("{found}; without a mark that leads to the main table: {}", unmarked.len()),
+            format!("{found}; without a rule that routes marked replies through an uplink: {}", unmarked.len()),
             format!("{MEANING}: see \"Replies leave through another interface\" in docs/troubleshoot.md"),
         ),
         Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
@@ -137,7 +137,7 @@ mod tests {
                 |it| routed_apart(it, None),
                 KEY,
                 State::Warning,
-                "without a mark that leads to the main table: 1",
+                "without a rule that routes marked replies through an uplink: 1",
                 "docs/troubleshoot.md",
             ),
             (|it| routed_apart(it, Some(mark())), KEY, State::Warning, "are not marked", "--nft-guard"),

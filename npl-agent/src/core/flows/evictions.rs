@@ -29,7 +29,8 @@ impl EvictionEstimate {
     /// Returns how many entries were evicted since the previous sweep from a table with room for `capacity` flows.
     ///
     /// The result is zero if the table was not full. The programs also remove entries, for example entries of flows
-    /// that lost a tuple conflict: they have removed all entries that are missing from a table that is not full.
+    /// that lost a tuple conflict. If entries are missing from a table that was not full, the programs have removed all
+    /// of them.
     pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let (found, capacity) = (sweep.found as u64, capacity as u64);

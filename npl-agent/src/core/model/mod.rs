@@ -113,7 +113,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The error that a text is not a protocol that Kubernetes supports.
+/// The error for a text that is not a protocol that Kubernetes supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a protocol: expected tcp, udp or sctp")]
 pub struct UnknownProtocol;

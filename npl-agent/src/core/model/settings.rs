@@ -64,7 +64,7 @@ pub struct PortRange {
     end: NodePort,
 }
 
-/// The error that a text is not a port range.
+/// The error for a text that is not a port range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortRangeError {
     /// The text does not consist of two numbers with a dash in between.
@@ -159,7 +159,7 @@ pub enum NodeIp {
     Range(SourceRange),
 }
 
-/// The error that a text does not name Node addresses.
+/// The error for a text that does not name Node addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "node IP {0:?} is neither internal nor external nor a list of addresses or ranges: give for example 192.0.2.10 or \
@@ -237,7 +237,7 @@ pub enum ProtocolPairing {
     Merged,
 }
 
-/// The error that a text is not a protocol pairing.
+/// The error for a text that is not a protocol pairing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("protocol pairing {0:?} is not known: give separate or merged")]
 pub struct ProtocolPairingError(String);
@@ -254,7 +254,7 @@ impl FromStr for ProtocolPairing {
     }
 }
 
-/// The error that a text is not an annotation format.
+/// The error for a text that is not an annotation format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation format {0:?} is not known: give v1.7, v2.0 or v2.6")]
 pub struct AnnotationFormatError(String);

@@ -80,14 +80,16 @@ struct AddressClaim {
     evidence: ClaimEvidence,
 }
 
-/// What the mappings of an earlier agent show about a Pod's claim to an address.
+/// The evidence that the mappings of an earlier agent give for a Pod's claim to an address, in ascending order of
+/// precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the address's IP family.
     Unmapped,
-    /// A mapping of the Pod leads to the address: the earlier agent decided that the Pod holds the address.
+    /// A mapping of the Pod leads to the address, so the Pod held the address when the earlier agent wrote the mapping.
     Mapped,
-    /// The Pod's mapping leads to another address, so the Pod got the claimed address after the mapping was written.
+    /// All mappings of the Pod lead to a different address, so the Pod got the claimed address after the earlier agent
+    /// wrote the mappings.
     Moved,
 }
 

@@ -22,7 +22,7 @@ pub struct SourceRange {
     length: u8,
 }
 
-/// The error that a text is neither an address nor a CIDR range.
+/// The error for a text that is neither an address nor a CIDR range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an address or a range: give 192.0.2.7, 192.0.2.0/24 or 2001:db8::/32")]
 pub struct UnknownRange;
@@ -124,7 +124,7 @@ impl Sources {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }
 
-    /// Whether some sources are not allowed.
+    /// Whether only certain sources are allowed.
     pub const fn is_restricted(&self) -> bool {
         matches!(self, Self::Only(_))
     }

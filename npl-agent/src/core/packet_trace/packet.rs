@@ -115,7 +115,7 @@ fn is_later_fragment(ip: &LaxIpSlice<'_>) -> bool {
     }
 }
 
-/// Returns the packet that an ICMP error quotes; `None` if the bytes are no ICMP error.
+/// Returns the packet that an ICMP error quotes; `None` if the bytes are not an ICMP error.
 fn quote(bytes: &[u8], protocol: u8) -> Option<&[u8]> {
     let (_, errors) = ERRORS.into_iter().find(|(of, _)| *of == protocol)?;
     let (ip, _incomplete) = LaxIpSlice::from_slice(bytes).ok()?;

@@ -32,7 +32,7 @@ pub enum TracedEndpoint {
     Address(IpAddr),
 }
 
-/// The error that a filter in the programs has no room for all endpoints of the selection.
+/// The error for a selection with more endpoints than the filter of the programs has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the selection has {0} node ports and Pod addresses, and a filter has room for {MAX_ENDPOINTS}: give the whole name of \

@@ -52,7 +52,7 @@ pub struct Step {
     /// The reason why the packet was passed unchanged or dropped; `None` if the packet was translated, redirected or
     /// unrelated.
     pub reason: Option<Reason>,
-    /// The length of the packet in bytes, from the IP header on.
+    /// The length of the packet in bytes, starting at the IP header.
     pub length: u32,
     /// The first bytes of the packet before the program ran.
     pub before: Vec<u8>,

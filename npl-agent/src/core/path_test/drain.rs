@@ -45,7 +45,7 @@ pub fn open_connection(
     drain: Elapsed,
 ) -> (Outcome, String) {
     if sent >= drain {
-        return (Outcome::NotTried, format!("the drain of {drain} is shorter than the withdrawal took"));
+        return (Outcome::NotTried, format!("the drain of {drain} ended before the request was sent"));
     }
     match observation {
         Observation::Answered(_) => (Outcome::Passed, format!("answered {sent} after the withdrawal")),

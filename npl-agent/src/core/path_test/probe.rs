@@ -23,7 +23,7 @@ pub struct Probe {
     pub bytes: usize,
 }
 
-/// The error that a text is not a request.
+/// The error for a text that is not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a request: give PROTOCOL,ADDRESS:PORT,BYTES, for example tcp,192.0.2.1:61000,64")]
 pub struct UnknownProbe;
@@ -59,7 +59,7 @@ pub struct Reply {
     pub local: Option<IpAddr>,
 }
 
-/// What a client observed after it sent a request.
+/// A client's observation of one request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observation {

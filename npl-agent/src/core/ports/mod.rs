@@ -315,9 +315,9 @@ impl PortTable {
         usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Returns whether to reserve the node port in spite of recent traffic. The traffic is a reason for another port
-    /// only if the number was never mapped for its present owner, and the traffic was not known when the port was
-    /// allocated.
+    /// Returns whether to reserve the node port in spite of recent traffic. The agent refuses the port because of the
+    /// traffic only if no claim of the port number was ever mapped, and if the traffic is not recorded yet. A port with
+    /// recorded traffic was allocated because no other port was free.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let number = frontend.node_port;
         let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);

@@ -51,7 +51,7 @@ impl Exposure {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// The allowed sources of each requested port: the union over all Services that request the port. Contains also
+    /// The allowed sources of each requested port: the union over all Services that request the port. Also contains
     /// ports that cannot be exposed at present, or whose mapping drains.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,

@@ -28,7 +28,7 @@ impl<T: Copy> PublishDelays<T> {
         }
     }
 
-    /// Keeps only the Pods whose annotation is still awaited. The annotation of a Pod that is removed reflects all
+    /// Ends the delay of each Pod for which `is_awaited` returns false: the annotation of such a Pod reflects all
     /// changes, or cannot be completed at present.
     pub fn retain(&mut self, is_awaited: impl Fn(&PodKey) -> bool) {
         self.since.retain(|pod, _| is_awaited(pod));

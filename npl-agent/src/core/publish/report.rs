@@ -112,7 +112,8 @@ impl Reports {
     }
 }
 
-/// Decides which problems are logged: a problem that was absent before, and each problem at most once a minute.
+/// Decides which problems are logged: each problem that was absent before, but at most once a minute for the same
+/// object and reason.
 #[derive(Debug, Default)]
 pub struct Warnings {
     current: BTreeSet<Problem>,

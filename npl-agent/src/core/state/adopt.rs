@@ -63,9 +63,9 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Orders the claims of Pods with the same address. The Pod to which a mapping of the address leads keeps the address.
-/// If a mapping of another Pod with this address still leads to that Pod's former address, that Pod takes precedence:
-/// it got the address after the earlier agent's last write.
+/// Orders the claims of Pods with the same address by the existing mappings. A Pod whose mapping leads to the address
+/// takes precedence over a Pod without a mapping. A Pod whose mappings all lead to its former address takes precedence
+/// over both: this Pod got the address after the earlier agent wrote the mappings.
 fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };
     let pods = by_generation(&state.snapshot);

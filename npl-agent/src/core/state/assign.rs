@@ -249,8 +249,8 @@ impl Assignment<'_> {
         }
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
-                // The claim's Pod has no address at present, so the claim gives its number up to the `hostPort`. When
-                // the claim's Pod has an address, it gets another node port.
+                // The claim's Pod has no address at present, so the claim gives up its number in favor of the
+                // `hostPort`. When the claim's Pod has an address, it gets another node port.
                 claim.drain();
                 self.touched.push(frontend);
             }
@@ -260,7 +260,8 @@ impl Assignment<'_> {
         self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
-    /// Returns the desired mapping of a Pod port. `Claim::set_target` adds to it whether the mapping is restricted.
+    /// Returns the desired mapping of a Pod port. The flag `is_restricted` is not set yet: `Claim::set_target` sets the
+    /// flag.
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
         let generation = self.pod.uid.generation();

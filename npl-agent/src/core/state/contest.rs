@@ -12,11 +12,11 @@ use crate::core::{
     state::PlannerState,
 };
 
-/// How many times the agent immediately replaces a value of another writer: a person may edit the annotation a few
-/// times.
+/// How many times the agent immediately overwrites a value that another writer has set: a person may edit the
+/// annotation a few times.
 const AT_ONCE: u32 = 3;
-/// The delay in milliseconds before the agent replaces the next value after the first [`AT_ONCE`] ones. The delay
-/// doubles with every further value of another writer, up to [`LONGEST_MILLIS`].
+/// The delay in milliseconds before the agent overwrites a value of another writer, after the agent has overwritten
+/// [`AT_ONCE`] values immediately. The delay doubles with every further value, up to [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
 /// The delay in milliseconds of the next write if the API server's answer to a write does not show the agent's value.
 const UNSTORED_MILLIS: u64 = 5_000;
@@ -35,7 +35,8 @@ struct Contest {
     overwrites: u32,
     /// The field manager that wrote the last value, if the API server names one.
     manager: Option<String>,
-    /// The time of the pass that handled the last value of another writer; `None` while no pass has handled that value.
+    /// The time of the pass that handled the last value that another writer set; `None` while no pass has handled that
+    /// value.
     noticed: Option<Moment>,
 }
 

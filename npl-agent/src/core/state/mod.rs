@@ -52,13 +52,13 @@ pub struct PlannerState {
     pub(in crate::core) is_adopted: bool,
     pub(in crate::core) ports: PortTable,
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
-    /// The Pods whose node ports must be assigned anew in the next pass.
+    /// The Pods to which the next pass must assign node ports again.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
     /// The Pods that lack a node port because none is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends whose allowed sources do not fit into the kernel's map.
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,
-    /// The Pods of which a requested port is not served as requested.
+    /// The Pods with a requested port that is not served as requested.
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
     /// The frontends that changed, and that may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,

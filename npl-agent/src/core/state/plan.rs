@@ -14,7 +14,7 @@ use crate::core::{
 /// The frontend that is less than or equal to every frontend in the sort order.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
-/// What the frontend needs next.
+/// The action that a frontend needs next.
 enum Step {
     /// The frontend needs no operation until a Pod, a Service or the observed state changes.
     Settled,

@@ -36,7 +36,7 @@ impl PodWrite {
     }
 }
 
-/// What a Pod's annotation and readiness gate need next.
+/// The write that a Pod's annotation or readiness gate needs next.
 enum Publication {
     /// No write is needed now: annotation and gate are correct, or the Pod is deleted or terminating, or a write is in
     /// flight.

@@ -317,8 +317,8 @@ impl Chaos {
         );
     }
 
-    /// Excludes Pods from the assertions that are unreachable according to the API server's or the agent's copy of the
-    /// Pod: an unreachable Pod may have no mapping.
+    /// Excludes unreachable Pods from the assertions, because an unreachable Pod may have no mapping. A Pod counts as
+    /// unreachable if it is unreachable according to the API server's or the agent's copy of the Pod.
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();

@@ -45,8 +45,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A number that a Pod's annotation names, or named recently, leads to no other Pod, also if all protocols of a Pod
-    /// port share one number.
+    /// If a Pod's annotation names a number, or named the number recently, this number leads to no other Pod, even if
+    /// all protocols of a Pod port share one number.
     #[test]
     fn a_merged_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start_with(ProtocolPairing::Merged);

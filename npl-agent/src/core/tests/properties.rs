@@ -305,7 +305,8 @@ proptest! {
         prop_assume!(!problems.iter().any(is_without_trace));
         chaos.world.start();
         for op in chaos.world.settle() {
-            // A terminating Pod keeps its annotation only while the agent that reserved the node port runs.
+            // The restarted agent may set the annotation of a terminating Pod to `[]`: the annotation stays only while
+            // the agent that reserved the node port runs.
             let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
             let is_expected = match &op {
                 Op::Reserve(_, RecentTraffic::Tolerated) => true,

@@ -138,8 +138,8 @@ impl World {
     }
 
     /// Replaces the times of withdrawal by times that a new agent can know. A new agent reads from the kernel when a
-    /// mapping was removed. If the mapping was removed before the annotation, because the Pod had finished or lost its
-    /// address, the new agent does not know when the annotation was withdrawn.
+    /// mapping was removed, but cannot know when the annotation was withdrawn. If the mapping was removed first,
+    /// because the Pod had finished or lost its address, the time of the removal replaces the time of the withdrawal.
     fn forget_late_withdrawals(&mut self) {
         for ((number, _), at) in &mut self.withdrawn {
             let is_mapped = self.real.mappings.keys().any(|frontend| frontend.node_port == *number);

@@ -21,7 +21,7 @@ const LONGEST_SILENCE_MILLIS: u64 = 360_000;
 /// A write to a Pod that takes longer than this time, in milliseconds, counts as a fault. A write usually takes
 /// milliseconds; while a rollout exhausts the rate limit of writes, a write takes seconds.
 const OVERDUE_MILLIS: u64 = 5_000;
-/// A map counts as nearly full from this percentage of its elements on.
+/// A map counts as nearly full if at least this percentage of its elements is in use.
 const NEARLY_FULL_PERCENT: usize = 90;
 
 /// The verdict of the command `status` on a Node.

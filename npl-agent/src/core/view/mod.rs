@@ -51,7 +51,7 @@ pub struct AgentView {
     pub node_ports: Vec<NodePortView>,
     /// The usage of the port range, by IP family and protocol.
     pub port_usage: Vec<PortUsageView>,
-    /// The problems because of which Pod ports are not served as requested.
+    /// The problems that prevent Pod ports from being served as requested.
     pub refusals: Vec<RefusalView>,
     /// The number of Pod patches that the API server has not answered yet.
     pub pending_patches: usize,
@@ -139,7 +139,7 @@ impl FromStr for PortState {
     }
 }
 
-/// The error that a text is not the name of a node port's state.
+/// The error for a text that is not the name of a node port's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a state of a node port: give reserved, live, published, draining, quarantined or host-port")]
 pub struct UnknownState;

@@ -50,7 +50,7 @@ impl Question {
     }
 }
 
-/// The error that a text does not name a Pod or a Service.
+/// The error for a text that does not name a Pod or a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an object: give pod/NAMESPACE/NAME, pod/NAMESPACE/NAME:PORT or service/NAMESPACE/NAME")]
 pub struct UnknownObject;
@@ -168,7 +168,7 @@ impl Holds {
     }
 }
 
-/// One link of a chain: the condition, whether it holds, and what was found.
+/// One link of a chain: the condition, whether it holds, and the finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkReport {
@@ -176,7 +176,7 @@ pub struct LinkReport {
     pub link: Link,
     /// Whether the link's condition holds.
     pub holds: Holds,
-    /// What was found about the condition, one sentence.
+    /// The finding about the condition, one sentence.
     pub found: String,
     /// The documentation section about the broken condition: file and anchor; `None` if the condition holds.
     pub page: Option<String>,
@@ -196,7 +196,7 @@ impl LinkReport {
     }
 }
 
-/// The chain of conditions for one Pod port, or for a Pod or Service of which no port is requested.
+/// The chain of conditions for one Pod port, or for a Pod or Service if no port is requested.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Chain {

@@ -100,8 +100,8 @@ impl ChecksummedHeader for UdpHeader {
     }
 }
 
-/// The IP header's tail and the transport header. In a packet without IP options, the two headers are adjacent, so one
-/// write covers the tail and the transport header.
+/// The end of the IP header ([`HeaderLayout::Tail`]) and the transport header. In a packet without IP options, the two
+/// are adjacent in the packet, so the program rewrites both with one write.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Adjacent<T, H> {
@@ -141,7 +141,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
     if !FAST_PATH {
-        // The IP header's tail is written before the transport header, so that the compiler does not keep the tail on
+        // The end of the IP header is written before the transport header, so that the compiler does not keep `ip` on
         // the stack.
         store(ctx, offset, &ip, flags)?;
     }
@@ -169,8 +169,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     store(ctx, offset, &Adjacent { ip, transport }, flags)
 }
 
-/// As [`apply`], but for the destination address and port of an XDP frame. The transport checksum must be complete, as
-/// it is in frames that arrive at a network card.
+/// Like [`apply`], but for the destination address and port of an XDP frame. The transport checksum must be complete,
+/// as it is in frames that arrive at a network card.
 #[inline(always)]
 pub fn apply_to_frame<F: HeaderLayout, const L2: usize>(
     ctx: &impl Access,

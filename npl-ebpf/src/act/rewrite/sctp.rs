@@ -11,7 +11,7 @@ use crate::{
     net::{family::HeaderLayout, headers::Ports, icmp::IcmpError, packet::Packet, sctp::SctpHeader},
 };
 
-/// As [`write()`](super::write), but for an SCTP packet.
+/// Like [`write()`](super::write), but for an SCTP packet.
 #[inline(always)]
 pub(super) fn write<F: HeaderLayout, const END: bool>(
     ctx: &TcContext,

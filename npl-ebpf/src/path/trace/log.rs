@@ -51,7 +51,7 @@ pub fn decide(verdict: Verdict) -> i32 {
     verdict.into_action()
 }
 
-/// Runs a step of the slow path, and logs the verdict if the step decides one. Each step logs before the next step
+/// Runs a step of the slow path, and logs the verdict if the step reaches one. Each step logs before the next step
 /// runs, because the next step may re-inject a fragment, and the programs that then run would overwrite this
 /// processor's [`Note`].
 #[inline(always)]

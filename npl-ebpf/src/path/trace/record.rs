@@ -2,8 +2,9 @@
 //! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
 //! verdict. Only packets that match the filter are recorded.
 //!
-//! While tracing is off, a program looks up the trace filter twice: before and after its other work. The functions that
-//! write a record are not inlined, so that they take no stack space during the program's other work.
+//! While tracing is off, a fast-path program looks up the trace filter twice: before and after its other work. A step
+//! of the slow path also looks up the filter when the step reaches a verdict. The functions that write a record are not
+//! inlined, so that they take no stack space during the program's other work.
 
 use core::hint::black_box;
 
@@ -64,7 +65,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     verdict
 }
 
-/// Runs a step of the slow path, and records the packet if the step decides a verdict. Each step records before the
+/// Runs a step of the slow path, and records the packet if the step reaches a verdict. Each step records before the
 /// next step runs: a later step may re-inject a fragment, and the programs that process the fragment would overwrite
 /// this CPU's record.
 #[inline(always)]
@@ -147,8 +148,7 @@ extern "C" fn npl_trace_begin(skb: *mut __sk_buff, l2: u32, origin: u32) -> u32 
     0
 }
 
-/// If the program has decided a verdict, copies the packet to this CPU's record, as the packet is after the program's
-/// run.
+/// If the program has reached a verdict, copies the packet, as it is after the program's run, to this CPU's record.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_end(skb: *mut __sk_buff, l2: u32) -> u32 {
@@ -175,8 +175,8 @@ fn end_frame<F: Family, const MULTI_BUFFER: bool>(ctx: *mut xdp_md) {
     copy_frame::<F, MULTI_BUFFER>(&Frame::<MULTI_BUFFER>(XdpContext::new(black_box(ctx))), packet_copy::<AFTER>(cpu));
 }
 
-/// Begins this CPU's record. If the time in the trace filter is over, turns tracing off, because `npl-agent trace` may
-/// have been killed.
+/// Begins this CPU's record. If the end time in the trace filter has passed, turns tracing off, because `npl-agent
+/// trace` may have been killed.
 #[inline(always)]
 fn begin_record(origin: u32) -> Option<*mut TraceCpu> {
     let filter = TRACE_FILTER.get_ptr_mut(0)?;
@@ -202,7 +202,7 @@ fn set_packet(cpu: *mut TraceCpu, ifindex: u32, length: u32) {
     field!(cpu, record.length).store(length);
 }
 
-/// Returns this CPU's record if the program has decided a verdict.
+/// Returns this CPU's record if the program has reached a verdict.
 #[inline(always)]
 fn decided() -> Option<*mut TraceCpu> {
     TRACE_CPU.get_ptr_mut(0).filter(|cpu| field!(*cpu, record.verdict).load() != PENDING)
@@ -210,7 +210,7 @@ fn decided() -> Option<*mut TraceCpu> {
 
 #[inline(always)]
 fn packet_copy<const POSITION: usize>(cpu: *mut TraceCpu) -> *mut PacketCopy {
-    // SAFETY: `cpu` leads to this CPU's element of the map, and the expression creates no Rust reference.
+    // SAFETY: `cpu` points to this CPU's element of the map, and the expression creates no Rust reference.
     unsafe { &raw mut (*cpu).record.packets[POSITION] }
 }
 
@@ -299,7 +299,7 @@ fn describe<F: Family>(copy: *mut PacketCopy, captured: u32) {
     field!(copy, captured).store(captured);
 }
 
-/// Writes this CPU's record to the ring buffer, if the program has decided a verdict and the record matches the filter.
+/// Writes this CPU's record to the ring buffer, if the program has reached a verdict and the record matches the filter.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_write() -> u32 {
@@ -317,7 +317,7 @@ extern "C" fn npl_trace_write() -> u32 {
     let mut is_lost = false;
     if !is_rate_limited {
         field!(cpu, in_second).store(in_second + 1);
-        // SAFETY: `cpu` leads to this CPU's element of the map, which no other program writes during this call.
+        // SAFETY: `cpu` points to this CPU's element of the map, which no other program writes during this call.
         is_lost = TRACE_RING.output(unsafe { &(*cpu).record }, 0).is_err();
     }
     // The program always writes both counters: without `CAP_PERFMON`, the verifier rejects a single increment at one of
@@ -345,7 +345,7 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     if wanted != 0 && found != 0 && wanted != u64::from(found) {
         return false;
     }
-    // SAFETY: `cpu` leads to this CPU's element of the map, and the expression creates no Rust reference.
+    // SAFETY: `cpu` points to this CPU's element of the map, and the expression creates no Rust reference.
     let end = |packet: usize, end: usize| unsafe { &raw const (*cpu).record.packets[packet].ends[end] };
     let misses = misses_of(filter, end(BEFORE, 0))
         & misses_of(filter, end(BEFORE, 1))

@@ -348,7 +348,7 @@ family_maps!(V4, v4, 3, {
 
     #[inline(always)]
     fn primary_index(config: &Config, addr: u32) -> Option<u8> {
-        // SAFETY: the pointer leads to an aligned word of the map's element; the agent writes the primary address and
+        // SAFETY: the pointer points to an aligned word of the map's element; the agent writes the primary address and
         // its index as one little-endian word.
         let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
         if primary as u32 == addr && addr != 0 { Some((primary >> u32::BITS) as u8) } else { None }

@@ -37,7 +37,7 @@ impl Forwarding {
     }
 }
 
-/// The error that a text is not a value of `--forwarding`.
+/// The error for a text that is not a value of `--forwarding`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a value of --forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
@@ -55,7 +55,7 @@ impl FromStr for Forwarding {
     }
 }
 
-/// Whether packets are redirected on a Node that has a policy engine whose rules redirected packets bypass.
+/// Whether to redirect packets on a Node with a policy engine whose rules a redirect would bypass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NetworkPolicy {
     /// The host's stack forwards all packets, so the policy engine's rules apply.

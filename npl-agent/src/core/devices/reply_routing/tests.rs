@@ -32,7 +32,7 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> RoutingRule {
 }
 
 /// Applies the rules to three routing tables: the main table has a default route through the first device, table 2
-/// through the second device, and table 3 through a device that is no uplink.
+/// through the second device, and table 3 through a device that is not an uplink.
 fn reply_routes(rules: &[RoutingRule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
