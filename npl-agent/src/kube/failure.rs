@@ -82,6 +82,13 @@ impl RequestFailure {
         Self { kind: FailureKind::Malformed, cause, after: None }
     }
 
+    /// Describes an answer that was not complete within `limit`, for example because a proxy keeps the connection open
+    /// although the API server is gone.
+    pub(super) fn without_end(limit: Duration) -> Self {
+        let cause = format!("the answer is not complete after {} s", limit.as_secs());
+        Self { kind: FailureKind::Unreachable, cause, after: None }
+    }
+
     /// Describes a watch in which a due bookmark did not arrive, for example because a proxy keeps the connection open
     /// although the API server is gone.
     pub(super) fn without_bookmark(silence: Duration) -> Self {

@@ -84,9 +84,11 @@ impl ReceivedRequest {
         self.answer.send_response(response.body(Full::from(body.into()).boxed_unsync()).unwrap());
     }
 
-    /// Answers with this text as the beginning of a body that does not end, as the API server does in a watch.
-    pub(super) fn answer_without_end(self, body: impl Into<String>) {
-        self.answer.send_response(Response::new(without_end(body)));
+    /// Answers with this status, and with this text as the beginning of a body that does not end. The API server answers a
+    /// watch so.
+    pub(super) fn answer_without_end(self, status: u16, body: impl Into<String>) {
+        let response = Response::builder().status(status).body(without_end(body));
+        self.answer.send_response(response.unwrap());
     }
 
     pub(super) fn break_connection(self) {

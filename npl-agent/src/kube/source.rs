@@ -15,12 +15,17 @@ use kube::{
     core::Request,
 };
 use serde::{Deserialize, de::DeserializeOwned};
+use tokio::time::timeout;
 use tower::service_fn;
 
 use super::{
     failure::{RequestFailure, retry_after},
     watched::Watched,
 };
+
+/// Time limit for a complete list, and for the complete error of a refused watch. The time limit of the client covers
+/// only the headers of an answer, and pings keep a connection alive on which an answer never ends.
+pub(super) const COMPLETE_ANSWER: Duration = Duration::from_mins(2);
 
 /// The stream of the events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
@@ -93,10 +98,18 @@ impl<W: Watched> Source<W> {
     async fn list<T: DeserializeOwned>(&self, params: &ListParams) -> Result<T, RequestFailure> {
         let request = Request::new(W::url_path(&(), None)).list(params).map_err(kube::Error::BuildRequest);
         let answer = match request {
-            Ok(request) => self.client.request(request).await,
+            Ok(request) => self.complete(self.client.request(request)).await?,
             Err(err) => Err(err),
         };
         answer.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))
+    }
+
+    /// Waits for a complete answer, at most for [`COMPLETE_ANSWER`].
+    async fn complete<T>(&self, answer: impl Future<Output = T>) -> Result<T, RequestFailure> {
+        timeout(COMPLETE_ANSWER, answer).await.map_err(|_elapsed| {
+            self.retry_after.take();
+            RequestFailure::without_end(COMPLETE_ANSWER)
+        })
     }
 
     /// Starts a watch that sends the changes after this resource version.
@@ -110,7 +123,7 @@ impl<W: Watched> Source<W> {
         };
         let request = Request::new(W::url_path(&(), None)).watch(&params, version).map_err(kube::Error::BuildRequest);
         let events = match request {
-            Ok(request) => self.client.request_events::<W>(request).await,
+            Ok(request) => self.complete(self.client.request_events::<W>(request)).await?,
             Err(err) => Err(err),
         };
         let events = events.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))?;

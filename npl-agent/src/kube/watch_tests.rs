@@ -181,6 +181,20 @@ async fn errors_never_end_a_watch_and_are_counted_by_kind() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_without_an_end_is_requested_again() {
+    let mut scene = watching::<PodObject>(None);
+    let list_begun = r#"{"metadata":{"resourceVersion":"10"},"items":["#;
+    scene.server.next_request().await.answer_without_end(200, list_begun);
+    list(scene.server.next_request().await, &[pod("a", 1)]);
+    assert_eq!(names(&scene.change().await), ["list a"]);
+    // The agent reads the complete error of a refused watch.
+    scene.server.next_request().await.answer_without_end(403, r#"{"kind":"Status","#);
+    let again = scene.server.next_request().await;
+    assert!(again.line.starts_with("GET /api/v1/pods?"), "{}", again.line);
+    assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="unreachable"} 2"#));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_empty_list_of_nodes_means_that_the_node_is_gone() {
     let mut scene = watching::<NodeObject>(Some("metadata.name=worker-1"));
     list(scene.server.next_request().await, &[]);
@@ -260,7 +274,7 @@ async fn a_watch_that_ends_on_time_resumes_without_a_version_check() {
 }
 
 fn open_watch(request: ReceivedRequest, event: &Value) -> Instant {
-    request.answer_without_end(format!("{event}\n"));
+    request.answer_without_end(200, format!("{event}\n"));
     Instant::now()
 }
 
