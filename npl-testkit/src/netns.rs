@@ -139,6 +139,18 @@ impl Netns {
         value.parse().with_context(|| format!("read the number `{value}`"))
     }
 
+    /// Returns the TCP connections of the namespace that can still send a FIN, a RST or data, as lines of
+    /// `/proc/net/tcp` and `/proc/net/tcp6`: sockets that neither listen nor are in the state `TIME_WAIT`.
+    pub fn live_connections(&self) -> Result<Vec<String>> {
+        let read = || ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")));
+        let mut live = Vec::new();
+        for table in self.run(read)? {
+            let table = table.context("read the table of TCP sockets")?;
+            live.extend(table.lines().skip(1).filter(|line| is_live(line)).map(str::to_owned));
+        }
+        Ok(live)
+    }
+
     /// Deletes the name. The kernel removes the namespace and its devices as soon as no process and no socket uses it.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
@@ -177,6 +189,14 @@ pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
 
 fn open(name: &str) -> Result<File> {
     File::open(Path::new(DIRECTORY).join(name)).with_context(|| format!("open namespace {name}"))
+}
+
+/// Whether a line of `/proc/net/tcp` is a connection whose socket can still send a FIN, a RST or data.
+fn is_live(line: &str) -> bool {
+    const TIME_WAIT: &str = "06";
+    const LISTEN: &str = "0A";
+    let state = line.split_whitespace().nth(3);
+    state.is_some_and(|state| state != TIME_WAIT && state != LISTEN)
 }
 
 /// Finds a value in a table of two lines: names, then values.

@@ -36,6 +36,9 @@ pub(crate) const NODE_PORT: u16 = 61_000;
 /// Time limit for the kernel to detach a program, far above the usual duration.
 const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
+/// Time limit for the sockets of earlier requests to close, above the time of several retransmissions of a FIN.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+
 /// A Node with NPL's datapath. The fields are dropped in this order.
 pub(crate) struct World {
     /// The nftables guard, in tests that run one.
@@ -279,6 +282,21 @@ impl World {
     pub(crate) fn wait_until_refused(&self) {
         let is_refused = || traffic::tcp_connect(self.client(), self.frontend()).is_err().then_some(());
         poll::until("the end of the programs", DETACH_LIMIT, is_refused).unwrap();
+    }
+
+    /// Waits until no client and no Pod has a TCP connection. The end of a connection takes longer than the request: a
+    /// FIN that was sent or repeated late would reach the next phase of a test, where kernel conntrack may know nothing
+    /// of its connection.
+    #[track_caller]
+    pub(crate) fn wait_for_closed_connections(&self) {
+        let clients = self.topology.clients().iter().map(|client| &client.netns);
+        let namespaces: Vec<_> = clients.chain(self.pods.iter().map(|(pod, _)| &pod.netns)).collect();
+        let mut live = Vec::new();
+        let waited = poll::until("the end of all TCP connections", CLOSE_LIMIT, || {
+            live = namespaces.iter().flat_map(|netns| netns.live_connections().unwrap()).collect();
+            live.is_empty().then_some(())
+        });
+        assert!(waited.is_ok(), "{waited:?}: {live:#?}");
     }
 
     /// Asserts that the first Pod answers by TCP and UDP in both families, and sees the client's address.

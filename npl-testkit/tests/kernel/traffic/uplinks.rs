@@ -88,6 +88,7 @@ pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not
 /// Number of packets that the kernel stack forwards while both clients are served.
 #[track_caller]
 fn forwarded(world: &mut World, forwarding: Forwarding) -> u64 {
+    world.wait_for_closed_connections();
     world.follow(forwarding);
     let count = |world: &World| world.node().packets_counted("inet npl_test forwarded").unwrap();
     let before = count(world);
