@@ -122,6 +122,8 @@ impl Shared {
     /// Serves a connection. If the connection cannot be forwarded, the proxy closes it, as if the server were down.
     fn serve(self: &Arc<Self>, client: TcpStream) {
         let Ok(Ok(server)) = self.netns.run(|| TcpStream::connect(self.server)) else { return };
+        // Small writes are forwarded at once, as without a proxy.
+        let (Ok(()), Ok(())) = (client.set_nodelay(true), server.set_nodelay(true)) else { return };
         let halves = (client.try_clone(), client.try_clone(), server.try_clone(), server.try_clone());
         let (Ok(client_kept), Ok(client_read), Ok(server_kept), Ok(server_read)) = halves else { return };
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,6 +10,7 @@ use super::members::Member;
 use super::report::Kind;
 use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
+use crate::poll;
 use crate::traffic::{self, LOAD_LIMIT};
 
 /// Sends a request to a member from the namespace of the calling thread. Returns `None` for a correct response.
@@ -26,12 +27,13 @@ pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option
 }
 
 fn send(member: &Member, question: &str) -> Result<Answer> {
+    let limit = LOAD_LIMIT * poll::patience();
     match member.protocol {
-        Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, LOAD_LIMIT)?, question),
-        Protocol::Sctp => traffic::tcp_ask(&traffic::open_sctp(member.server, LOAD_LIMIT)?, question),
+        Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, limit)?, question),
+        Protocol::Sctp => traffic::tcp_ask(&traffic::open_sctp(member.server, limit)?, question),
         Protocol::Udp => {
             let socket = traffic::open_udp(member.server, true).context("open a UDP socket")?;
-            traffic::udp_ask_within(&socket, question, LOAD_LIMIT)
+            traffic::udp_ask_within(&socket, question, limit)
         }
     }
 }

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{
-    LOAD_LIMIT, open_sctp, open_tcp, open_udp, request_limit, retransmitted_segments, tcp_ask, udp_ask_within,
-};
+use super::{LOAD_LIMIT, has_lost_segments, open_sctp, open_tcp, open_udp, request_limit, tcp_ask, udp_ask_within};
 use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
 use crate::poll;
@@ -171,8 +169,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
     }
 }
 
-/// Sends one request. A late response alone is no failure, because the machine may be slow. If a segment was
-/// retransmitted, a packet was lost; in this case, a response after the time limit of a single request is a failure.
+/// Sends one request. A late response alone is no failure, because the machine may be slow. A response after the time
+/// limit of a single request is a failure if a packet was lost.
 fn ask(wanted: &Request, question: &str) -> Result<Answer> {
     let (start, limit) = (Instant::now(), LOAD_LIMIT * poll::patience());
     let stream = match wanted.protocol {
@@ -185,8 +183,8 @@ fn ask(wanted: &Request, question: &str) -> Result<Answer> {
     let answer = tcp_ask(&stream, question)?;
     let is_late = start.elapsed() >= request_limit();
     // The number of retransmitted SCTP chunks is unknown here, so every late response counts as lost.
-    let is_retransmitted = is_late && (wanted.protocol == Protocol::Sctp || retransmitted_segments(&stream)? > 0);
-    ensure!(!is_retransmitted, "answered only after a retransmission, within {:?}", start.elapsed());
+    let is_lost = is_late && (wanted.protocol == Protocol::Sctp || has_lost_segments(&stream)?);
+    ensure!(!is_lost, "answered only after a packet was lost, within {:?}", start.elapsed());
     Ok(answer)
 }
 

@@ -21,11 +21,10 @@ use crate::echo::{Answer, PADDED, Protocol};
 use crate::netns::Netns;
 use crate::poll;
 
-/// The time limit of a request.
-pub const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// [`REQUEST_LIMIT`], extended on slow machines.
-fn request_limit() -> Duration {
+/// The time limit of a request: two seconds, extended on slow machines.
+pub fn request_limit() -> Duration {
     REQUEST_LIMIT * poll::patience()
 }
 
@@ -33,7 +32,10 @@ fn request_limit() -> Duration {
 /// by then counts as lost.
 pub(crate) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
-/// The time after which a client repeats a UDP request.
+/// The time limit for a DSACK, which the peer sends as soon as a duplicate arrives.
+const DSACK_LIMIT: Duration = Duration::from_secs(1);
+
+/// The time after which a client repeats a UDP request, longer on slow machines.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 /// A response to a UDP request, which may have been repeated because a datagram was lost.
@@ -65,7 +67,7 @@ pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<A
     request(from, Protocol::Tcp, server, question)
 }
 
-/// Opens a TCP connection; [`REQUEST_LIMIT`] applies to each read and write.
+/// Opens a TCP connection; [`request_limit`] applies to each read and write.
 pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
     from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("send a request from {}", from.name()))
 }
@@ -99,7 +101,7 @@ pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: U
     let socket = udp_socket(from, server, options.checksum)?;
     for attempts in 1..=options.attempts {
         socket.send(question).with_context(|| format!("send a datagram to {server}"))?;
-        if let Some(answer) = udp_receive(&socket, question, RETRY_AFTER)? {
+        if let Some(answer) = udp_receive(&socket, question, RETRY_AFTER * poll::patience())? {
             return Ok(UdpAnswer { answer, attempts });
         }
     }
@@ -202,9 +204,32 @@ pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Ans
     .with_context(|| format!("send a request to {server} over {protocol}"))
 }
 
-/// Returns the number of segments, SYNs included, that the kernel has retransmitted on a connection.
+/// Whether a segment of the client, its SYN included, was lost. The kernel also retransmits a segment whose
+/// acknowledgment is late, for example after the machine was paused. The server reports a segment that arrived twice by
+/// a DSACK (RFC 2883), so a segment was lost if the kernel has retransmitted more segments than DSACKs arrived. The
+/// server answers a repeated SYN without a DSACK, so each repeated SYN counts as lost.
+pub fn has_lost_segments(stream: &TcpStream) -> std::io::Result<bool> {
+    // A DSACK may arrive after the answer.
+    let nothing_is_lost = || match segments(stream) {
+        Ok(Segments { retransmitted, duplicates }) => (retransmitted <= duplicates).then_some(Ok(())),
+        Err(error) => Some(Err(error)),
+    };
+    match poll::until("a DSACK of each retransmitted segment", DSACK_LIMIT, nothing_is_lost) {
+        Ok((outcome, _)) => outcome.map(|()| false),
+        Err(_lost) => Ok(true),
+    }
+}
+
+/// Counters of a TCP connection.
+struct Segments {
+    /// The segments, SYNs included, that the kernel has retransmitted.
+    retransmitted: u32,
+    /// The DSACKs that the peer has sent.
+    duplicates: u32,
+}
+
 #[expect(unsafe_code, reason = "no library in use wraps TCP_INFO")]
-pub fn retransmitted_segments(stream: &TcpStream) -> std::io::Result<u32> {
+fn segments(stream: &TcpStream) -> std::io::Result<Segments> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).map_err(std::io::Error::other)?;
     let value = info.as_mut_ptr().cast();
@@ -215,7 +240,8 @@ pub fn retransmitted_segments(stream: &TcpStream) -> std::io::Result<u32> {
         return Err(std::io::Error::last_os_error());
     }
     // SAFETY: all fields are integers, and `info` was zeroed.
-    Ok(unsafe { info.assume_init() }.tcpi_total_retrans)
+    let info = unsafe { info.assume_init() };
+    Ok(Segments { retransmitted: info.tcpi_total_retrans, duplicates: info.tcpi_dsack_dups })
 }
 
 #[expect(unsafe_code, reason = "no library in use wraps SO_NO_CHECK")]

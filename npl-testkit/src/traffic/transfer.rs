@@ -19,8 +19,9 @@ use crate::poll;
 /// The buffer size.
 const CHUNK: usize = 32 * 1024;
 
-/// The longest pause within a transfer, which covers several retransmissions.
-const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// The longest pause within a transfer. The interval between retransmissions doubles, so the pause may be twice as long
+/// as an interruption.
+const STALL_LIMIT: Duration = Duration::from_mins(2);
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +96,8 @@ struct Plan {
 }
 
 fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
-    stream.set_read_timeout(Some(STALL_LIMIT)).context("set a read timeout")?;
-    stream.set_write_timeout(Some(STALL_LIMIT)).context("set a write timeout")?;
+    stream.set_read_timeout(Some(STALL_LIMIT * poll::patience())).context("set a read timeout")?;
+    stream.set_write_timeout(Some(STALL_LIMIT * poll::patience())).context("set a write timeout")?;
     // Any seed works; the size gives the same seed at every run.
     let seed = plan.bytes;
     let start = Instant::now();

@@ -59,7 +59,7 @@ fn trace_shows_a_pods_packets_before_and_after_translation() {
     assert_eq!(reply["before"]["source"], pod, "{reply}");
     assert_eq!(reply["after"]["ports"][0], node.port(), "{reply}");
 
-    let (code, table) = trace(&world, &[&selection[..], &["--duration", "20s"]].concat());
+    let (code, table) = trace(&world, &[&selection[..], &["--duration", "300s"]].concat());
     assert_eq!(code, 0, "{table}");
     assert!(table.contains(&format!("{node}: translated as udp {client}")), "{table}");
     assert_eq!(table.lines().count(), 7, "a header and six records: {table}");

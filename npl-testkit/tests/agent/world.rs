@@ -5,7 +5,7 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
@@ -30,6 +30,8 @@ pub(crate) const NAMESPACE: &str = "shop";
 pub(crate) const POD_PORT: u16 = 8080;
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
+/// The time after which the agent's connections are closed again, longer than three retries of the agent.
+const AGAIN: Duration = Duration::from_secs(20);
 
 /// The parts of the environment. Fields are dropped in declaration order.
 pub(crate) struct World {
@@ -55,7 +57,13 @@ impl World {
         cluster.apply_access(&manifest()).unwrap();
         cluster.create_namespace(NAMESPACE).unwrap();
         let annotations = cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
-        Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
+        let world =
+            Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run };
+        // An agent that starts before the API server applies the rules may exit.
+        for resource in ["pods", "services", "nodes"] {
+            world.wait_for_decision(("watch", "", resource), true);
+        }
+        world
     }
 
     /// Creates a cluster with a Node object and an agent with these flags.
@@ -255,20 +263,41 @@ impl World {
         fs::read_to_string(self.agent().process().log()).unwrap()
     }
 
-    /// Waits until the agent's log contains these words.
+    /// Waits until the agent's log contains these words. A failure shows the end of the log.
     pub(crate) fn wait_for_log(&mut self, words: &str) {
-        poll::until(&format!("the agent to log `{words}`"), LIMIT, || self.agent_log().contains(words).then_some(()))
-            .unwrap();
+        let has_words = || self.agent_log().contains(words).then_some(());
+        let waited = poll::until(&format!("the agent to log `{words}`"), LIMIT, has_words);
+        assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().process().log_tail(40));
+    }
+
+    /// Closes the agent's connections, and waits until the agent's log contains these words. The API server authorizes a
+    /// watch only at its start, so the connections are closed again if the agent logs nothing.
+    pub(crate) fn cut_until_logged(&mut self, words: &str) {
+        let mut cut = None::<Instant>;
+        let waited = poll::until(&format!("the agent to log `{words}`"), LIMIT, || {
+            if cut.is_none_or(|at| at.elapsed() >= AGAIN) {
+                cut = Some(Instant::now());
+                self.proxy().cut();
+            }
+            self.agent_log().contains(words).then_some(())
+        });
+        assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().process().log_tail(40));
     }
 
     /// Waits until the API server refuses this request of the agent. After RBAC rules are removed, the API server grants
     /// requests until its own watch of the rules has delivered the removal.
     pub(crate) fn wait_until_denied(&self, verb: &str, group: &str, resource: &str) {
+        self.wait_for_decision((verb, group, resource), false);
+    }
+
+    /// Waits until the API server grants or refuses this request of the agent: a verb, an API group and a resource.
+    fn wait_for_decision(&self, (verb, group, resource): (&str, &str, &str), is_allowed: bool) {
         let attributes = json!({"verb": verb, "group": group, "resource": resource, "namespace": NAMESPACE});
         let review = json!({"spec": {"user": AGENT_USER, "resourceAttributes": attributes}});
-        poll::until(&format!("the API server to refuse `{verb} {resource}`"), LIMIT, || {
+        let wanted = if is_allowed { "grant" } else { "refuse" };
+        poll::until(&format!("the API server to {wanted} `{verb} {resource}`"), LIMIT, || {
             let answer = self.cluster.client().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review);
-            (answer.unwrap()["status"]["allowed"] == false).then_some(())
+            (answer.unwrap()["status"]["allowed"] == is_allowed).then_some(())
         })
         .unwrap();
     }

@@ -18,7 +18,8 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
 
     // Retry, because the API server applies the admission policy only shortly after its creation.
     let labels = json!({"metadata": {"labels": {"app": "mine"}}});
-    let refused = || patch(&bound, own, &labels).is_err().then_some(());
+    let denied = |error: anyhow::Error| format!("{error:#}").contains("denied request");
+    let refused = || patch(&bound, own, &labels).is_err_and(denied).then_some(());
     poll::until("the admission policy to take effect", LIMIT, refused).unwrap();
 
     let annotation = own.annotation.as_deref().unwrap();

@@ -55,7 +55,11 @@ const EMULATED_CLUSTER_TESTS: [&str; 3] =
 /// The name of the step that checks [`selections`].
 const SELECTIONS: &str = "parts of test names that select tests";
 
-/// The factor by which all deadlines of tests are longer on an emulated machine.
+/// The factor by which the deadlines of packet tests are longer on an emulated machine. The factor is small, because
+/// some tests wait for a packet that must not arrive.
+const PACKETS_PATIENCE: &str = "3";
+
+/// The factor by which the deadlines of the agent's and the cluster's tests are longer on an emulated machine.
 const EMULATED_PATIENCE: &str = "15";
 
 /// The directories in which Debian's package and the upstream release install CNI plug-ins.
@@ -174,7 +178,7 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
 /// Returns the name of a step for packet tests, and the guest that the step runs.
 fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
-    test.args(arguments);
+    test.args(arguments).env("NPL_PATIENCE", PACKETS_PATIENCE);
     let mut guest = Guest::for_packets(kernel, test);
     guest.name.extend(scope.split([' ', ',']).filter(|word| !word.is_empty()).flat_map(|word| ["-", word]));
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)

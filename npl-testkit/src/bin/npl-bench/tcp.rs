@@ -37,7 +37,7 @@ pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     let port = port(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).context("open a socket")?;
     socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into()).with_context(|| format!("bind to {port}"))?;
-    socket.connect_timeout(&server.into(), traffic::REQUEST_LIMIT).context("connect")?;
+    socket.connect_timeout(&server.into(), traffic::request_limit()).context("connect")?;
     let stream = TcpStream::from(socket);
     set_up(&stream)?;
     Ok(stream)
@@ -52,7 +52,7 @@ fn port(connection: u32) -> u16 {
 /// Disables Nagle's algorithm and limits the time of reads.
 pub(crate) fn set_up(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).context("set TCP_NODELAY")?;
-    stream.set_read_timeout(Some(traffic::REQUEST_LIMIT)).context("set a read timeout")
+    stream.set_read_timeout(Some(traffic::request_limit())).context("set a read timeout")
 }
 
 #[cfg(test)]

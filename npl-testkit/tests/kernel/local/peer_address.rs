@@ -53,7 +53,7 @@ fn reply_to_a_connected_socket_comes_from_the_nat_address() {
     for server in scene.server_addresses().into_iter().chain(loopback_addresses()) {
         let open = || traffic::udp_socket(scene.world.node(), server, true).unwrap();
         let socket = scene.cgroup.run(open).unwrap();
-        socket.set_read_timeout(Some(traffic::REQUEST_LIMIT)).unwrap();
+        socket.set_read_timeout(Some(traffic::request_limit())).unwrap();
         assert_eq!(socket.peer_addr().unwrap(), server);
         socket.send(b"who are you?").unwrap();
         let (answer, source) = receive(&socket);

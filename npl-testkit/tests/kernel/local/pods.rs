@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use npl_agent::datapath::ClientScope;
 use npl_testkit::echo::{Answer, EchoServer};
 use npl_testkit::poll;
-use npl_testkit::traffic::REQUEST_LIMIT;
+use npl_testkit::traffic::request_limit;
 
 use super::peer_address::ask;
 use super::scene::{PROTOCOLS, Scene, has_loopback, loopback_frontends, mapped};
@@ -86,11 +86,11 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     for (nat, server_ip) in scene.world.frontends().into_iter().zip(server.ips()) {
         // This socket has the address and port that the Node's masquerading gives to the client.
         let client = scene.world.node().run(|| UdpSocket::bind(nat)).unwrap().unwrap();
-        client.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        client.set_read_timeout(Some(request_limit())).unwrap();
         for _ in 0..2 {
             client.send_to(b"who are you?", (server_ip, SERVICE)).unwrap();
             let mut buffer = [0; 512];
-            let (length, sender) = client.recv_from(&mut buffer).unwrap();
+            let (length, sender) = poll::uninterrupted(|| client.recv_from(&mut buffer)).unwrap();
             let answer: Answer = serde_json::from_slice(&buffer[..length]).unwrap();
             assert_eq!((answer.pod.as_str(), answer.client, sender.ip()), ("server", nat, server_ip));
         }

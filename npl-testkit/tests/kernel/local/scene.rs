@@ -9,7 +9,7 @@ use npl_agent::datapath::{CgroupSelection, ClientScope, Datapath, DatapathError,
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::echo::{Answer, Protocol};
 use npl_testkit::netns::Netns;
-use npl_testkit::traffic::{self, REQUEST_LIMIT};
+use npl_testkit::traffic::{self, request_limit};
 
 use crate::world::{NODE_PORT, World};
 
@@ -77,7 +77,7 @@ impl Scene {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let open = || from.run(|| UdpSocket::bind((any, 0))).unwrap().unwrap();
         let socket = self.cgroup.run(open).unwrap();
-        socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        socket.set_read_timeout(Some(request_limit())).unwrap();
         socket
     }
 

@@ -220,6 +220,7 @@ fn records_beyond_the_rate_or_the_ring_buffer_are_counted() {
         let packet = tcp(client(), (node_ip(), 61_099).into(), SYN, b"");
         for _ in 0..200 {
             lab.ingress(&packet);
+            trace.extend().unwrap();
         }
         let recorded = steps(&mut trace).len();
         let left_out = trace.left_out().unwrap();
@@ -230,6 +231,7 @@ fn records_beyond_the_rate_or_the_ring_buffer_are_counted() {
         let mut trace = all_of(&of_client());
         for _ in 0..2000 {
             lab.ingress(&packet);
+            trace.extend().unwrap();
         }
         let recorded = steps(&mut trace).len() as u64;
         assert!(recorded > 100, "{recorded}");

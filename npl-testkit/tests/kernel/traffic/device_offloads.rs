@@ -9,8 +9,9 @@ use nix::sys::socket::sockopt::UdpGsoSegment;
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Checksum, Packet};
+use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
-use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
+use npl_testkit::traffic::{self, Direction, request_limit, transfer};
 
 use crate::lab::mapping;
 use crate::wire;
@@ -80,7 +81,7 @@ fn every_datagram_of_a_fraglist_is_translated() {
         let (frontend, backend) = mapping(Protocol::Udp, node_port, (pod_ip, POD_PORT).into(), 1);
         world.datapath().upsert_mapping(frontend, backend).unwrap();
         let receiver = world.pod().netns.run(|| UdpSocket::bind((pod_ip, POD_PORT))).unwrap().unwrap();
-        receiver.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        receiver.set_read_timeout(Some(request_limit())).unwrap();
         let sender = traffic::udp_socket(world.client(), (world.node_ips()[index], node_port).into(), true).unwrap();
         // With this option, one call sends all datagrams, so that they arrive in one poll of the uplink's driver.
         setsockopt(&sender, UdpGsoSegment, &LENGTH.into()).unwrap();
@@ -88,7 +89,7 @@ fn every_datagram_of_a_fraglist_is_translated() {
         sender.send(&payload).unwrap();
         for number in 0..DATAGRAMS {
             let mut datagram = [0; 2048];
-            let (length, from) = receiver.recv_from(&mut datagram).unwrap();
+            let (length, from) = poll::uninterrupted(|| receiver.recv_from(&mut datagram)).unwrap();
             assert_eq!((&datagram[..length], from.ip()), (vec![number; LENGTH.into()].as_slice(), client_ip));
         }
         let records = world.datapath().tables.records().unwrap();
@@ -106,12 +107,12 @@ fn request_with_nonlinear_headers_is_answered() {
     let [client, uplink, ..] = world.path_devices();
     for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
         let socket = world.client().run(|| UdpSocket::bind((client_ip, 0))).unwrap().unwrap();
-        socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        socket.set_read_timeout(Some(request_limit())).unwrap();
         let wire = wire::open_for(Family::of(client_ip), &client, &uplink);
         let mut packet = Packet::udp(socket.local_addr().unwrap(), frontend, &[7; 5000]);
         packet.ethernet = Some(wire.ethernet());
         wire.send_in_parts(&packet.build()).unwrap();
-        let (_, from) = socket.recv_from(&mut [0; 8192]).unwrap();
+        let (_, from) = poll::uninterrupted(|| socket.recv_from(&mut [0; 8192])).unwrap();
         assert_eq!(from, frontend);
     }
 }
@@ -159,7 +160,7 @@ fn datagram_with_a_wrong_checksum_is_dropped_by_the_pod() {
         *damaged.transport.checksum_mut().unwrap() = Checksum::Wrong(0x4e50);
         wire.send(&damaged.build()).unwrap();
         wire.send(&whole.build()).unwrap();
-        let answer = traffic::udp_receive(&socket, b"whole", REQUEST_LIMIT).unwrap();
+        let answer = traffic::udp_receive(&socket, b"whole", request_limit()).unwrap();
         assert_eq!(answer.unwrap_or_else(|| panic!("no reply from {server}")).pod, "web-0");
         assert_eq!(wrong_checksums(&world.pod().netns), before + 1, "at {server}");
     }

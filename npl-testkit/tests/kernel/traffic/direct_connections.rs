@@ -10,7 +10,7 @@ use std::time::Duration;
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::netns::Netns;
 use npl_testkit::topology::Options;
-use npl_testkit::traffic;
+use npl_testkit::{poll, traffic};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::world::{POD_PORT, World};
@@ -97,7 +97,7 @@ fn datagrams_of_one_client_port_alternate_between_mapped_and_direct() {
                 for _question in 0..3 {
                     socket.send_to(b"who are you?", server).unwrap();
                     let mut answer = [0; 2048];
-                    let (_, from) = socket.recv_from(&mut answer).unwrap();
+                    let (_, from) = poll::uninterrupted(|| socket.recv_from(&mut answer)).unwrap();
                     assert_eq!(from, server, "{name}");
                 }
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests `--forwarding offload`, where the kernel stack decides on every flow, and most packets bypass the stack.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::poll;
@@ -90,7 +90,7 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         let transfer = Transfer::start(world.client(), world.frontend(), direction, rate * 12, rate).unwrap();
         transfer.wait_for_share(0.1, LIMIT).unwrap();
         world.node().nft(DROP_TCP).unwrap();
-        let since = Instant::now();
+        let moved_before = transfer.moved();
         let stalled = || {
             let before = transfer.moved();
             poll::until("no further data", Duration::from_millis(500), || (transfer.moved() != before).then_some(()))
@@ -98,7 +98,9 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         };
         poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
         assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");
-        assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+        // The stack drops the next packet that it sees, at most 256 jiffies later. The limit is far above this time.
+        let moved = transfer.moved() - moved_before;
+        assert!(moved < rate * 8, "{moved} bytes moved although the host drops the flow's packets");
         // After the drop rule is removed, the transfer must continue, because NPL has not ended the connection.
         world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
         assert_eq!(transfer.join().unwrap().bytes, rate * 12);
@@ -108,6 +110,7 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
 #[test]
 fn flows_to_pods_on_a_bridge_are_offloaded() {
     let mut world = redirected_over_a_bridge();
+    world.wait_for_closed_connections();
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);

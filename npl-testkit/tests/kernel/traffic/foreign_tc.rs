@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
@@ -146,10 +147,13 @@ fn third_party_programs_after_npls_on_an_uplink_are_not_bypassed() {
     world.assert_answers();
 }
 
-/// Whether a datagram is answered within `limit`.
+/// Whether a datagram is answered within `limit`. Each question has its own number, so that a late answer to an earlier
+/// question does not count.
 fn is_answered_within(limit: Duration, socket: &UdpSocket) -> bool {
-    let question = b"still connected?";
-    socket.send(question).is_ok() && traffic::udp_receive(socket, question, limit * poll::patience()).unwrap().is_some()
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let question = format!("still connected, {}?", NUMBER.fetch_add(1, Ordering::Relaxed));
+    socket.send(question.as_bytes()).is_ok()
+        && traffic::udp_receive(socket, question.as_bytes(), limit * poll::patience()).unwrap().is_some()
 }
 
 /// Whether a datagram is answered, although the machine may be slow.
@@ -191,10 +195,12 @@ fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     let socket = traffic::udp_socket(world.client(), world.frontend(), true).unwrap();
     world.node().nft(COUNT_FORWARDED).unwrap();
     let forwarded = || world.node().packets_counted("inet npl_test forwarded").unwrap();
+    // Several questions follow each other, because reading the counter takes longer than an observation is valid on a
+    // slow machine. Without offload, the stack forwards two packets for each question.
     let is_offloaded = || {
         let before = forwarded();
-        assert!(is_answered(&socket));
-        (forwarded() == before).then_some(())
+        (0..5).for_each(|_| assert!(is_answered(&socket)));
+        (forwarded() - before < 2 * 5).then_some(())
     };
     poll::until("an offloaded flow", LIMIT, is_offloaded).unwrap();
     program.change(DROPS).unwrap();

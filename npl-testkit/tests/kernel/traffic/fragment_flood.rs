@@ -9,7 +9,8 @@ use npl_common::fragment::SLOTS;
 use npl_common::reason::Reason;
 use npl_common::traffic::random_client;
 use npl_testkit::packet::Packet;
-use npl_testkit::traffic::{self, REQUEST_LIMIT};
+use npl_testkit::poll;
+use npl_testkit::traffic::{self, request_limit};
 
 use super::fragments::{ORDERS, request_in_every_order};
 use crate::prog_run::fragments::pieces;
@@ -103,7 +104,7 @@ impl Sender {
 
     #[track_caller]
     fn assert_answered(&self, question: &[u8]) {
-        let answer = traffic::udp_receive(&self.socket, question, REQUEST_LIMIT).unwrap();
+        let answer = traffic::udp_receive(&self.socket, question, request_limit()).unwrap();
         let answer = answer.unwrap_or_else(|| panic!("{} got no datagram", self.server));
         assert_eq!((answer.pod.as_str(), answer.client), ("web-0", self.client));
     }
@@ -160,12 +161,13 @@ fn fragment_flood_does_not_affect_ordered_datagrams_and_has_no_lasting_effect() 
         let mut flood = Flood::new(&world, (server.ip(), FLOODED_PORT).into());
         let before = counted(&mut world, Family::of(client_ip));
         flood.send(pairs());
-        let after = counted(&mut world, Family::of(client_ip));
-        assert_eq!(
-            [0, 1].map(|which| after[which] - before[which]),
-            [pairs(); 2],
-            "the program has received the whole flood"
-        );
+        let mut received = [0; 2];
+        let waited = poll::until("the program to receive the whole flood", request_limit(), || {
+            let after = counted(&mut world, Family::of(client_ip));
+            received = [0, 1].map(|which| after[which] - before[which]);
+            (received == [pairs(); 2]).then_some(())
+        });
+        assert!(waited.is_ok(), "{waited:?}: {received:?} of {}", pairs());
         assert_served(&world, &mut flood, client_ip, server);
     }
     assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);

@@ -9,7 +9,7 @@ use npl_testkit::echo::EchoServer;
 use npl_testkit::packet::Packet;
 use npl_testkit::poll;
 use npl_testkit::topology::{Device, Offload};
-use npl_testkit::traffic::{self, REQUEST_LIMIT, udp_exchange};
+use npl_testkit::traffic::{self, request_limit, udp_exchange};
 
 use super::firewall::load_rules;
 use crate::lab::mapping;
@@ -94,7 +94,7 @@ pub(super) fn request_in_every_order(world: &World, servers: [SocketAddr; 2]) ->
             for at in order {
                 wire.send(&frames[at]).unwrap();
             }
-            let answer = traffic::udp_receive(&socket, &question, REQUEST_LIMIT).unwrap();
+            let answer = traffic::udp_receive(&socket, &question, request_limit()).unwrap();
             names.push(answer.unwrap_or_else(|| panic!("{server} received no datagram in order {order:?}")).pod);
         }
     }
@@ -137,7 +137,7 @@ pub(super) fn reply_in_every_order(world: &World, gateway: &Device) {
             for at in order {
                 wire.send(&frames[at]).unwrap();
             }
-            socket.set_read_timeout(Some(REQUEST_LIMIT * poll::patience())).unwrap();
+            socket.set_read_timeout(Some(request_limit())).unwrap();
             let mut arrived = vec![0; usize::from(u16::MAX)];
             let length = poll::uninterrupted(|| socket.recv(&mut arrived));
             let length = length.unwrap_or_else(|err| panic!("no reply in order {order:?} from {server}: {err}"));

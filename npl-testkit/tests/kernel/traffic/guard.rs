@@ -81,7 +81,6 @@ impl Served {
 /// Whether a Pod's data still reaches its client by TCP and by UDP after kernel conntrack has lost the connection.
 fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duration) -> [bool; 2] {
     let mut client = world.client().run(|| TcpStream::connect_timeout(&frontend(node_ip), LIMIT)).unwrap().unwrap();
-    client.set_read_timeout(Some(limit)).unwrap();
     let (mut server, _) = served.listener.accept().unwrap();
     server.set_read_timeout(Some(LIMIT)).unwrap();
     let mut question = [0; 8];
@@ -91,13 +90,15 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
     let unspecified: IpAddr = if node_ip.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = world.client().run(|| UdpSocket::bind((unspecified, 0))).unwrap().unwrap();
     socket.connect(frontend(node_ip)).unwrap();
-    socket.set_read_timeout(Some(limit)).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
     socket.send(b"question").unwrap();
     let (_, client_addr) = poll::uninterrupted(|| served.socket.recv_from(&mut question)).unwrap();
     served.socket.send_to(b"answer", client_addr).unwrap();
     let mut answer = [0; 8];
     assert_eq!(poll::uninterrupted(|| socket.recv(&mut answer)).unwrap(), 6);
 
+    client.set_read_timeout(Some(limit)).unwrap();
+    socket.set_read_timeout(Some(limit)).unwrap();
     world.node().forget_connections().unwrap();
     server.write_all(b"pushed").unwrap();
     served.socket.send_to(b"pushed", client_addr).unwrap();

@@ -18,7 +18,7 @@ const CLIENT_PORT: u16 = 40_000;
 /// A node port whose Pod port is closed.
 const CLOSED: u16 = NODE_PORT + 50;
 /// The time limit for an error to arrive. A wait takes this long only if the error is lost.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// The addresses of one family.
 struct Scene {

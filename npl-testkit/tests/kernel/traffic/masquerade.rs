@@ -11,7 +11,7 @@ use npl_testkit::echo::{Answer, EchoServer};
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::topology::{Options, Pod};
-use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
+use npl_testkit::traffic::{self, UdpOptions, request_limit};
 
 use crate::world::{NODE_PORT, World};
 
@@ -111,7 +111,7 @@ fn ask_from_the_only_port(pod: &Netns, server: SocketAddr) -> Answer {
         Err(error) if is_in_use(&error) => None,
         answered => Some(answered),
     };
-    let (answered, _waited) = poll::until("the local port to be free", REQUEST_LIMIT * 10, request).unwrap();
+    let (answered, _waited) = poll::until("the local port to be free", request_limit() * 10, request).unwrap();
     answered.unwrap().answer
 }
 
@@ -151,9 +151,9 @@ fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() 
             // No server listens on this port, so an ICMP error returns.
             let server = SocketAddr::new(client_ip, OUTSIDE[0]);
             let socket = traffic::udp_socket(pod, server, true).unwrap();
-            socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+            socket.set_read_timeout(Some(request_limit())).unwrap();
             socket.send(b"hello").unwrap();
-            let error = socket.recv(&mut [0; 16]).unwrap_err();
+            let error = poll::uninterrupted(|| socket.recv(&mut [0; 16])).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{name}, {client_ip}");
         }
     }

@@ -26,7 +26,7 @@ use crate::world::{NODE_PORT, POD_PORT, World};
 
 const CLIENT_PORT: u16 = 40_001;
 /// The time limit for a packet to arrive. A wait takes this long only if the packet is lost.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Creates a Node whose first Pod's port is also mapped for SCTP.
 fn world() -> World {

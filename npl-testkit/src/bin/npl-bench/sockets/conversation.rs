@@ -42,7 +42,7 @@ impl Conversation {
         let own = client.local_addr().context("read the client's address")?;
         ensure!(own == peer, "{own} connected to {server}, and the Pod sees {peer}");
         tcp::set_up(&pod)?;
-        client.set_write_timeout(Some(traffic::REQUEST_LIMIT)).context("set a write timeout")?;
+        client.set_write_timeout(Some(traffic::request_limit())).context("set a write timeout")?;
         Ok(Self { client, pod })
     }
 

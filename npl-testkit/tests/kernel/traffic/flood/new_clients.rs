@@ -12,9 +12,9 @@ use npl_testkit::traffic::{self, UdpAnswer, UdpOptions};
 
 use crate::world::is_emulated;
 
-/// The time within which a client that repeats packets must be connected and answered. A client whose SYN is lost
-/// fails, because it retransmits the SYN after a second. A client that is late without a repeated packet does not fail,
-/// because only the machine was slow.
+/// The time within which a client that loses packets must be connected and answered. A client whose SYN is lost fails,
+/// because it retransmits the SYN after a second. A client that is late without a lost packet does not fail, because
+/// only the machine was slow.
 fn response_limit() -> Duration {
     // The exchange may take longer on an emulated processor.
     Duration::from_secs(if is_emulated() { 2 } else { 1 })
@@ -41,8 +41,8 @@ struct Outcomes {
 struct Response {
     /// Whether the Pod has observed the client's address.
     is_own: bool,
-    /// Whether the client has sent a packet again.
-    has_repeated: bool,
+    /// Whether a packet of the client was lost. For UDP, whether the client has sent a datagram again.
+    has_lost: bool,
 }
 
 impl NewClients {
@@ -53,13 +53,13 @@ impl NewClients {
             all.tcp.add(|| {
                 let stream = traffic::tcp_connect(from, server)?;
                 let is_own = traffic::tcp_ask(&stream, "hello")?.client.ip() == client;
-                Ok(Response { is_own, has_repeated: traffic::retransmitted_segments(&stream)? > 0 })
+                Ok(Response { is_own, has_lost: traffic::has_lost_segments(&stream)? })
             });
             // A lost datagram is no failure, because the client sends it again after 200 ms.
             all.udp.add(|| {
                 let UdpAnswer { answer, attempts } =
                     traffic::udp_request(from, server, b"hello", UdpOptions::default())?;
-                Ok(Response { is_own: answer.client.ip() == client, has_repeated: attempts > 1 })
+                Ok(Response { is_own: answer.client.ip() == client, has_lost: attempts > 1 })
             });
             // This sleep limits the rate of clients, and is no wait for a condition.
             thread::sleep(INTERVAL);
@@ -84,7 +84,7 @@ impl Outcomes {
         let outcome = request();
         let took = start.elapsed();
         match outcome {
-            Ok(Response { is_own: true, has_repeated }) if took < response_limit() || !has_repeated => {
+            Ok(Response { is_own: true, has_lost }) if took < response_limit() || !has_lost => {
                 self.served += 1;
                 self.slowest = self.slowest.max(took);
             }
