@@ -21,7 +21,7 @@ use crate::lab::{Lab, NEXT};
 /// Sends forged datagrams of several lengths to `destination`. The mapping forwards them, and direct datagrams pass
 /// unchanged.
 #[track_caller]
-fn attack(lab: &mut Lab, destination: SocketAddr) {
+pub(super) fn attack(lab: &mut Lab, destination: SocketAddr) {
     for payload in [&b""[..], b"forged", &[7; 1000]] {
         let forged = udp(client(), destination, payload);
         let outcome = lab.ingress(&forged);
@@ -31,29 +31,34 @@ fn attack(lab: &mut Lab, destination: SocketAddr) {
 
 /// A client's UDP flow with the Pod, through the mapping or directly.
 #[derive(Clone, Copy, Debug)]
-struct Live {
+pub(super) struct Live {
     client: SocketAddr,
     server: fn() -> SocketAddr,
 }
 
-const MAPPED: fn() -> SocketAddr = node;
-const DIRECT: fn() -> SocketAddr = pod;
+pub(super) const MAPPED: fn() -> SocketAddr = node;
+pub(super) const DIRECT: fn() -> SocketAddr = pod;
 
 impl Live {
-    fn new(server: fn() -> SocketAddr) -> Self {
+    pub(super) fn new(server: fn() -> SocketAddr) -> Self {
         Self { client: client(), server }
+    }
+
+    /// Whether the client sends to the mapping, and not to the Pod's own address.
+    pub(super) fn is_mapped(self) -> bool {
+        (self.server)() != pod()
     }
 
     /// The client's datagram reaches the Pod.
     #[track_caller]
-    fn asks(self, lab: &mut Lab) {
+    pub(super) fn asks(self, lab: &mut Lab) {
         let question = udp(self.client, (self.server)(), b"question");
         assert_eq!(lab.ingress(&question).bytes, to(&question, pod()).build());
     }
 
     /// The source of the Pod's answer becomes the address and port to which the client sends its questions.
     #[track_caller]
-    fn is_answered(self, lab: &mut Lab) {
+    pub(super) fn is_answered(self, lab: &mut Lab) {
         let answer = udp(pod(), self.client, b"answer");
         let outcome = lab.egress(&answer);
         assert_eq!((outcome.action, outcome.bytes), (NEXT, from(&answer, (self.server)()).build()), "{self:?}");

@@ -15,6 +15,7 @@ mod forged;
 mod forged_datagrams;
 mod forged_errors;
 mod forged_fragments;
+mod forged_paths;
 mod forged_sctp;
 pub(crate) mod fragments;
 mod host_connection;

@@ -13,7 +13,7 @@ use npl_testkit::poll;
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
 use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
-use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, tcp, to, udp, with_mappings};
+use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, second_node, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
 /// The time limit of waits, far longer than a flow is redirected without another packet through the kernel stack.
@@ -45,6 +45,14 @@ fn stack_forwards_to_client(lab: &mut Lab, packet: &Packet) {
 fn exchange(lab: &mut Lab, question: &Packet, answer: &Packet) {
     assert_eq!(request(lab, question), NEXT);
     stack_forwards_to_pod(lab, question);
+    stack_forwards_to_client(lab, answer);
+}
+
+/// Does the same as [`exchange`], but the request may also be redirected.
+fn exchange_unless_offloaded(lab: &mut Lab, question: &Packet, answer: &Packet) {
+    if request(lab, question) == NEXT {
+        stack_forwards_to_pod(lab, question);
+    }
     stack_forwards_to_client(lab, answer);
 }
 
@@ -85,6 +93,23 @@ fn udp_flow_is_offloaded_once_it_is_established() {
         exchange(lab, &question, &answer);
         exchange(lab, &question, &answer);
         assert_eq!(request(lab, &question), REDIRECT);
+    });
+}
+
+/// The flow is offloaded again within the time limit: forged datagrams on any path do not mark the flow as ended.
+#[test]
+fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
+    with_mappings(|lab| {
+        set_next_hop(pod_ip(), NEXT_HOP);
+        let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
+        for forged_to in [node(), second_node(), pod()] {
+            poll::until("an offloaded question", LIMIT, || {
+                exchange_unless_offloaded(lab, &question, &answer);
+                lab.run(PROG_INGRESS_OFFLOAD, &udp(client(), forged_to, b"forged").build());
+                (request(lab, &question) == REDIRECT).then_some(())
+            })
+            .unwrap();
+        }
     });
 }
 
