@@ -217,7 +217,7 @@ async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
         return Err(error).context("remove all kernel state of NPL");
     }
     info!(
-        pins = removed.pins.len(),
+        removed = removed.len(),
         "retired: no kernel state of NPL is left on this Node; the agent can be uninstalled"
     );
     health.set_retired();

@@ -67,6 +67,10 @@ const BUNDLE_EXAMPLES: &str = "Examples:
   npl-agent bundle --flows --file npl.tar.gz       with all flows and their clients
   npl-agent bundle --output json | jq .[\"status.json\"].findings";
 
+const CLEANUP_EXAMPLES: &str = "Examples:
+  npl-agent cleanup --dry-run                      what a cleanup of this Node would remove
+  npl-agent cleanup --dry-run --output json | jq -r .removals[].kind";
+
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
   npl-agent mappings -n shop --service web        mappings that the Service shop/web requests
@@ -116,7 +120,8 @@ pub enum Command {
     /// no Spectre mitigations to the programs, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
     /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
-    /// and connections break.
+    /// and connections break. `--dry-run` lists what would be removed, and changes nothing.
+    #[command(after_help = CLEANUP_EXAMPLES)]
     Cleanup(CleanupArgs),
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs this command.
@@ -340,6 +345,11 @@ pub struct CleanupArgs {
     /// Which BPF file system to clean up, and how to print what was removed.
     #[command(flatten)]
     pub view: ViewArgs,
+
+    /// List every object that the cleanup would remove, and change nothing. Works while an agent runs. Exits with 0
+    /// whether or not there is anything to remove, and with 1 if a part of the kernel state cannot be read.
+    #[arg(long, env = "NPL_DRY_RUN")]
+    pub dry_run: bool,
 
     /// Wait for SIGTERM after the cleanup. Needed in a DaemonSet, whose containers would be restarted if they exited.
     #[arg(long, env = "NPL_STAY")]

@@ -52,6 +52,11 @@ const TEST_EXAMPLES: &str = "Examples:
   kubectl npl test --node node-1 --node node-2     these Nodes
   kubectl npl test -o json | jq '.rows[] | select(.result == \"failed\")'";
 
+const BUNDLE_EXAMPLES: &str = "Examples:
+  kubectl npl bundle > npl-bundle.tar.gz                                     every Node
+  kubectl npl bundle --node node-1 --node node-2 --file npl-bundle.tar.gz    these Nodes
+  kubectl npl on node-3 --create-pod bundle > node-3.tar.gz                  a Node whose agent does not run";
+
 const ON_EXAMPLES: &str = "Examples:
   kubectl npl on node-1 flows --pod web-0
   kubectl npl on node-1 doctor
@@ -85,6 +90,12 @@ pub enum KubectlCommand {
     /// be tried passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
+    /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, and the views of
+    /// the cluster. A Node that cannot be collected does not stop the others, and is named with the reason in
+    /// summary.json. The archive contains no Secret, no environment, no log, no label, and no annotation of other
+    /// software. Exits with 2 if the documents of a Node are missing.
+    #[command(after_help = BUNDLE_EXAMPLES)]
+    Bundle(ClusterBundleArgs),
     /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor, bundle, cleanup. The command
     /// runs in the agent's Pod; if no agent runs on the Node, `--create-pod` creates a Pod for this command only. Exits
     /// with the exit code of the command.
@@ -216,6 +227,22 @@ pub struct TestArgs {
     /// Print the result in this format.
     #[arg(long, short, value_enum, default_value_t)]
     pub output: OutputFormat,
+}
+
+/// Flags of `kubectl npl bundle`.
+#[derive(Debug, Clone, Args)]
+pub struct ClusterBundleArgs {
+    /// Collect this Node only, or with several flags these Nodes. Unset: every Node.
+    #[arg(long, value_name = "NAME")]
+    pub node: Vec<String>,
+
+    /// Write the archive to this new file. `-` or unset: to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// Include all flows of each Node, which name the addresses of clients.
+    #[arg(long)]
+    pub flows: bool,
 }
 
 /// Arguments of `kubectl npl on`.

@@ -22,6 +22,7 @@
 //! from the kernel only after the restriction has ended, or when no Service's list contains the source any more.
 
 pub mod check;
+pub mod cleanup;
 pub mod devices;
 pub mod doctor;
 pub mod flows;

@@ -1,145 +1,189 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes all kernel state that agents of any version have created, and no state of other software.
+//! Reads and removes all kernel state that agents of any version have created, and no state of other software.
+//! [`crate::core::cleanup`] decides which objects are removed.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use aya::programs::tc::{self, TcError};
-use npl_common::names::{ABI_VERSION, PROGRAMS};
+use aya::programs::{
+    ProgramError, SchedClassifier, TcAttachType, links::Link as _, tc::SchedClassifierLink, tc::TcHandle,
+};
+use npl_common::names::PROGRAMS;
 
 use super::{
-    attach::{attach_type, detach_filter},
     error::DatapathError,
-    pins::{Direction, Pins, names_in, pin_error, unpin},
+    pins::{Pins, meaning_of, names_in, pin_error, unpin},
 };
 use crate::{
+    core::{
+        cleanup::{self, KernelState, PinEntry, PinMeaning, Removal, RemovalTarget, TcFilter},
+        devices::attachments::Side,
+    },
     netlink::{self, NetlinkError},
     nft_guard,
 };
 
-/// The kernel state that the cleanup has removed.
-#[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Removed {
-    /// Paths of maps, programs and links that were unpinned.
-    pub pins: Vec<PathBuf>,
-    /// Names of devices from which NPL's TC filters were removed.
-    pub filters: Vec<String>,
-    /// Names of devices from which NPL's clsact qdisc was removed.
-    pub qdiscs: Vec<String>,
-    /// Family and name of each removed nftables table.
-    pub tables: Vec<String>,
+/// The mounts of this process's mount namespace.
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// Lists everything that the cleanup would remove, in the order of the removal. Changes no state.
+///
+/// If a part of the kernel state cannot be read, the list contains the other parts. Returns the errors of all unread
+/// parts.
+pub async fn plan(bpffs: &Path) -> (Vec<Removal>, Vec<CleanupError>) {
+    let mut errors = Vec::new();
+    let state = read(&Pins::new(bpffs), &mut errors).await;
+    (cleanup::plan(&state, PROGRAMS), errors)
 }
 
-/// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. When the pin of a
-/// link is removed, the kernel detaches the link's program.
+/// Removes everything that [`plan`] lists.
 ///
-/// If a step fails, the following steps are still carried out. Returns the errors of all failed steps.
-pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
-    let pins = Pins::new(bpffs);
-    let mut removed = Removed::default();
-    let mut errors = Vec::new();
-    // The XDP program is detached first, because the TC program on egress must translate the replies to requests that
-    // the XDP program has translated.
-    match pins.xdp_links() {
-        Ok(links) => {
-            for pin in links.into_iter().map(|ifindex| pins.xdp_link(ifindex)) {
-                match unpin(&pin) {
-                    Ok(()) => removed.pins.push(pin),
-                    Err(error) => errors.push(error.into()),
-                }
-            }
+/// If a step fails, the following steps are still carried out. Returns the removed objects, and the errors of all
+/// failed steps.
+pub async fn remove_everything(bpffs: &Path) -> (Vec<Removal>, Vec<CleanupError>) {
+    let (planned, mut errors) = plan(bpffs).await;
+    let mut removed = Vec::new();
+    for removal in planned {
+        match remove(&removal).await {
+            Ok(true) => removed.push(removal),
+            Ok(false) => {}
+            Err(error) => errors.push(error),
         }
-        Err(error) => errors.push(error.into()),
     }
-    match netlink::interfaces().await {
-        Ok(interfaces) => {
-            for interface in interfaces {
-                if detach_filters(&interface.name) {
-                    removed.filters.push(interface.name);
-                }
-            }
-        }
-        Err(error) => errors.push(error.into()),
-    }
-    match pins.clsact_marks() {
-        Ok(marks) => {
-            for ifindex in marks {
-                match netlink::remove_unused_clsact(ifindex).await {
-                    Ok(Some(name)) => removed.qdiscs.push(name),
-                    Ok(None) => {}
-                    Err(error) => errors.push(error.into()),
-                }
-            }
-        }
-        Err(error) => errors.push(error.into()),
-    }
-    match nft_guard::remove() {
-        Ok(true) => removed.tables.push(nft_guard::TABLE.to_owned()),
-        Ok(false) => {}
-        Err(error) => errors.push(CleanupError::Guard(error)),
-    }
-    remove_tree(pins.root(), &mut removed.pins, &mut errors);
     (removed, errors)
 }
 
-/// Why a part of NPL's kernel state could not be removed.
+/// Why a part of NPL's kernel state could not be read or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
-    /// A pinned map, program or link could not be removed.
+    /// A pinned map, program or link could not be listed or removed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// Devices could not be listed, or a qdisc could not be removed.
+    /// Devices and filters could not be listed, or a qdisc could not be removed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The nftables table could not be removed.
-    #[error("remove nftables table {}", nft_guard::TABLE)]
+    /// A filter could not be removed.
+    #[error("remove the TC filter {name} from device {device}")]
+    Filter {
+        /// The name of the device.
+        device: String,
+        /// The program, priority and handle of the filter.
+        name: String,
+        /// The kernel's error.
+        #[source]
+        source: ProgramError,
+    },
+    /// The nftables table could not be read or removed.
+    #[error("read or remove nftables table {}", nft_guard::TABLE)]
     Guard(#[source] io::Error),
 }
 
-/// Removes NPL's filters from a device. Finds the filters by the names of their programs, and by the priority and
-/// handle that NPL uses. Returns whether the device had filters of NPL.
-fn detach_filters(interface: &str) -> bool {
-    let mut found = false;
-    for direction in Direction::ALL {
-        for name in PROGRAMS {
-            // The call fails if the device has no clsact qdisc or no filter with a program of this name.
-            let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
-            found |= result.is_ok();
+async fn read(pins: &Pins, errors: &mut Vec<CleanupError>) -> KernelState {
+    let mut state = KernelState::default();
+    let marks = pins.clsact_marks().unwrap_or_else(|error| {
+        errors.push(error.into());
+        Vec::new()
+    });
+    match netlink::read_filters().await {
+        Ok(read) => {
+            state.own_qdiscs = marks.into_iter().filter(|ifindex| read.with_clsact.contains(ifindex)).collect();
+            state.own_qdiscs.sort_unstable();
+            (state.devices, state.filters) = (read.devices, read.filters);
         }
-        // A program that was loaded without a name can only be found by priority and handle. Each ABI version has its
-        // own handle.
-        for abi in 1..=ABI_VERSION {
-            found |= detach_filter(interface, direction, abi);
-        }
+        Err(error) => errors.push(error.into()),
     }
-    found
+    match nft_guard::exists() {
+        Ok(exists) => state.table = exists.then_some(nft_guard::TABLE),
+        Err(error) => errors.push(CleanupError::Guard(error)),
+    }
+    add_content(pins.root(), &mut Vec::new(), &mut state.pins, errors);
+    // In the agent's container, NPL's directory of pins is a mount point in a read-only root file system. This
+    // directory cannot be removed, so it stays as an empty directory.
+    if pins.root().is_dir() && !is_mount_point(pins.root()) {
+        state.pins.push(PinEntry { path: pins.root().to_owned(), meaning: PinMeaning::Directory });
+    }
+    state
 }
 
-fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupError>) {
-    let names = match names_in(dir) {
+/// Adds all pins and directories in a directory. `below` contains the directory's components below NPL's directory.
+fn add_content(dir: &Path, below: &mut Vec<String>, entries: &mut Vec<PinEntry>, errors: &mut Vec<CleanupError>) {
+    let mut names = match names_in(dir) {
         Ok(names) => names,
         Err(error) => return errors.push(error.into()),
     };
+    names.sort_unstable();
     for name in names {
-        let path = dir.join(name);
-        if path.is_dir() {
-            remove_tree(&path, removed, errors);
-        } else {
-            match fs::remove_file(&path) {
-                Ok(()) => removed.push(path),
-                Err(source) => errors.push(pin_error("remove", &path, source).into()),
-            }
+        let path = dir.join(&name);
+        let is_dir = path.is_dir();
+        below.push(name);
+        if is_dir {
+            add_content(&path, below, entries, errors);
         }
+        let components: Vec<&str> = below.iter().map(String::as_str).collect();
+        entries.push(PinEntry { path, meaning: meaning_of(&components, is_dir) });
+        below.pop();
     }
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let table = fs::read_to_string(MOUNTS).unwrap_or_default();
+    table.lines().filter_map(mount_point).any(|point| point == path)
+}
+
+/// The mount point in a line of the mount table, in which the kernel writes a space as `\040`.
+fn mount_point(line: &str) -> Option<PathBuf> {
+    const ESCAPES: [(&str, &str); 4] = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    let point = line.split(' ').nth(4)?.to_owned();
+    Some(ESCAPES.iter().fold(point, |point, (escape, character)| point.replace(escape, character)).into())
+}
+
+/// Removes an object. Returns `false` if the object stays, because other software uses the object now.
+async fn remove(removal: &Removal) -> Result<bool, CleanupError> {
+    match &removal.target {
+        RemovalTarget::Pin(path) => unpin(path)?,
+        RemovalTarget::Directory(path) => return remove_directory(path).map_err(CleanupError::from),
+        RemovalTarget::Filter(filter) => remove_filter(filter, removal)?,
+        RemovalTarget::Qdisc(ifindex) => return Ok(netlink::remove_unused_clsact(*ifindex).await?.is_some()),
+        RemovalTarget::Table => return nft_guard::remove().map_err(CleanupError::Guard),
+    }
+    Ok(true)
+}
+
+fn remove_directory(path: &Path) -> Result<bool, DatapathError> {
     use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
-    match fs::remove_dir(dir) {
-        // In the agent's container, NPL's directory of pins is a mount point in a read-only root file system. This
-        // directory cannot be removed, so it stays as an empty directory.
-        Err(source) if !matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => {
-            errors.push(pin_error("remove", dir, source).into());
-        }
-        _ => {}
+    match fs::remove_dir(path) {
+        Ok(()) => Ok(true),
+        // The directory is a mount point that the mount table does not show.
+        Err(source) if matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => Ok(false),
+        Err(source) => Err(pin_error("remove", path, source)),
+    }
+}
+
+fn remove_filter(filter: &TcFilter, removal: &Removal) -> Result<(), CleanupError> {
+    let device = removal.device.clone().unwrap_or_default();
+    let attach_type = match filter.side {
+        Side::Ingress => TcAttachType::Ingress,
+        Side::Egress => TcAttachType::Egress,
+    };
+    let handle = TcHandle::new(filter.handle.0, filter.handle.1);
+    let link = SchedClassifierLink::attached(&device, attach_type, filter.priority, handle, None);
+    let removed = link.map_err(ProgramError::IOError).and_then(|link| link.detach());
+    removed.map_err(|source| CleanupError::Filter { device, name: removal.name.clone(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::mount_point;
+
+    #[test]
+    fn the_mount_point_is_the_fifth_field_of_a_line() {
+        let line = r"36 35 0:31 /npl /sys/fs/my\040bpf/npl rw,nosuid shared:12 - bpf bpf rw,mode=700";
+        assert_eq!(mount_point(line), Some(PathBuf::from("/sys/fs/my bpf/npl")));
+        assert_eq!(mount_point("36 35"), None);
     }
 }

@@ -27,6 +27,7 @@ use std::{
 use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, PINNED_MAPS, PROGRAM_DIR, SOCKET_PROGRAMS};
 
 use super::error::DatapathError;
+use crate::core::cleanup::PinMeaning;
 pub use crate::core::devices::Direction;
 
 const CLSACT_DIR: &str = "clsact";
@@ -280,6 +281,30 @@ impl Pins {
     }
 }
 
+/// Determines the meaning of a path by its components below the directory of the pins of all ABI versions.
+pub(super) fn meaning_of(components: &[&str], is_dir: bool) -> PinMeaning {
+    match *components {
+        _ if is_dir => PinMeaning::Directory,
+        [_version, LINK_DIR, link] => meaning_of_link(link),
+        [_version, PROGRAM_DIR, _build, name] if !name.starts_with(CONSTANTS) => PinMeaning::Program,
+        [_version, PROGRAM_DIR, _build, _] | [_version, REPLACED_DIR, _] | [_version, _] => PinMeaning::Map,
+        _ => PinMeaning::Unknown,
+    }
+}
+
+fn meaning_of_link(name: &str) -> PinMeaning {
+    let Some((number, suffix)) = name.split_once('_') else { return PinMeaning::Unknown };
+    if SOCKET_PROGRAMS.iter().any(|program| program.hook == suffix) {
+        return PinMeaning::CgroupLink(suffix.to_owned());
+    }
+    let Ok(ifindex) = number.parse() else { return PinMeaning::Unknown };
+    if suffix == XDP_SUFFIX {
+        return PinMeaning::XdpLink(ifindex);
+    }
+    let direction = Direction::ALL.into_iter().find(|direction| self::suffix(*direction) == suffix);
+    direction.map_or(PinMeaning::Unknown, |direction| PinMeaning::TcLink(ifindex, direction))
+}
+
 /// Removes a pin or an empty directory. A missing path is not an error.
 ///
 /// # Errors
@@ -319,4 +344,33 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
 
 pub(crate) fn pin_error(operation: &'static str, path: &Path, source: io::Error) -> DatapathError {
     DatapathError::Pin { operation, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_meaning_of_a_path_is_that_of_the_pin_which_the_agent_creates() {
+        let pins = Pins::new(Path::new("/b"));
+        let meaning = |path: &Path| {
+            let below = path.strip_prefix(pins.root()).unwrap();
+            let components: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
+            meaning_of(&components, false)
+        };
+        assert_eq!(meaning(&pins.map("npl_config")), PinMeaning::Map);
+        assert_eq!(meaning(&pins.replaced_maps().join("npl_flow_v4")), PinMeaning::Map);
+        assert_eq!(meaning(&pins.constants("build", 0)), PinMeaning::Map);
+        assert_eq!(meaning(&pins.program("build", "npl_ingress")), PinMeaning::Program);
+        assert_eq!(meaning(&pins.xdp_link(7)), PinMeaning::XdpLink(7));
+        for direction in Direction::ALL {
+            assert_eq!(meaning(&pins.link(7, direction)), PinMeaning::TcLink(7, direction));
+        }
+        for program in &SOCKET_PROGRAMS {
+            assert_eq!(meaning(&pins.socket_link(7, program.hook)), PinMeaning::CgroupLink(program.hook.to_owned()));
+        }
+        assert_eq!(meaning(&pins.version().join(LINK_DIR).join("7_other")), PinMeaning::Unknown);
+        assert_eq!(meaning(&pins.root().join("other")), PinMeaning::Unknown);
+        assert_eq!(meaning_of(&["v2", LINK_DIR, "7_in"], true), PinMeaning::Directory, "a record of a filter");
+    }
 }

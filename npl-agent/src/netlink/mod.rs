@@ -34,7 +34,7 @@ use self::{
 };
 pub use self::{
     receive_offload::devices_with_fraglists,
-    tc_inspection::{TcInspection, remove_unused_clsact},
+    tc_inspection::{TcInspection, TcState, read_filters, remove_unused_clsact},
 };
 use crate::core::{
     devices::{

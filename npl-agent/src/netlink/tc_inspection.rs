@@ -16,8 +16,9 @@ use rtnetlink::{
     },
 };
 
-use super::{NetlinkError, interfaces, list::Lists, request};
+use super::{NetlinkError, NetworkState, interfaces, list::Lists, read_network, request};
 use crate::core::{
+    cleanup::TcFilter,
     devices::{
         Device, DeviceSelection,
         attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
@@ -106,9 +107,12 @@ async fn dump_filters(handle: &Handle, index: i32, side: Side) -> Result<Vec<TcM
 }
 
 fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
-    let priority = u16::try_from(filter.header.info >> u16::BITS).unwrap_or_default();
     let handle = (filter.header.handle.major, filter.header.handle.minor);
-    owner_of_filter(kind(filter), priority, handle, program_name(filter))
+    owner_of_filter(kind(filter), priority(filter), handle, program_name(filter))
+}
+
+fn priority(filter: &TcMessage) -> u16 {
+    u16::try_from(filter.header.info >> u16::BITS).unwrap_or_default()
 }
 
 /// Returns the name of a BPF filter's program.
@@ -139,6 +143,60 @@ pub(super) fn is_foreign_filter(filter: &TcMessage) -> bool {
 /// Returns whether a qdisc queues packets, unlike `clsact` and `ingress`.
 pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
+}
+
+/// The qdiscs to which filters can be attached, and the filters, of all devices.
+#[derive(Debug, Default)]
+pub struct TcState {
+    /// Names of all devices, by ifindex.
+    pub devices: BTreeMap<u32, String>,
+    /// The ifindex of every device with a clsact qdisc.
+    pub with_clsact: BTreeSet<u32>,
+    /// The filters of all devices.
+    pub filters: Vec<TcFilter>,
+}
+
+/// Reads the filters of all devices. Devices of a kernel without traffic control have none.
+///
+/// # Errors
+///
+/// If the kernel returns an error for a request.
+pub async fn read_filters() -> Result<TcState, NetlinkError> {
+    let NetworkState { devices, queues, .. } = read_network().await?;
+    let mut state = TcState::default();
+    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
+    let driver = tokio::spawn(connection);
+    let mut queues = queues.unwrap_or_default();
+    for device in devices {
+        let queues = queues.remove(&device.ifindex).unwrap_or_default();
+        let attachments = DeviceAttachments { queues, ..DeviceAttachments::default() };
+        let sides = attachments.filtered_sides();
+        if sides.contains(&Side::Egress) {
+            state.with_clsact.insert(device.ifindex);
+        }
+        if let Ok(index) = i32::try_from(device.ifindex) {
+            for side in sides {
+                let filters = dump_filters(&handle, index, *side).await;
+                // If the dump fails, the connection's task is ended before the error is returned.
+                let filters = filters.inspect_err(|_| driver.abort())?;
+                state.filters.extend(filters.iter().map(|filter| facts_of(device.ifindex, *side, filter)));
+            }
+        }
+        state.devices.insert(device.ifindex, device.name);
+    }
+    driver.abort();
+    Ok(state)
+}
+
+fn facts_of(ifindex: u32, side: Side, filter: &TcMessage) -> TcFilter {
+    TcFilter {
+        ifindex,
+        side,
+        kind: kind(filter).to_owned(),
+        priority: priority(filter),
+        handle: (filter.header.handle.major, filter.header.handle.minor),
+        program: program_name(filter).map(str::to_owned),
+    }
 }
 
 /// If the clsact qdisc of the device with this ifindex has no filter, removes the qdisc. Returns the device's name if

@@ -155,6 +155,15 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
+/// Returns whether the table exists; `false` if the kernel has no nftables.
+///
+/// # Errors
+///
+/// If the kernel returns an error.
+pub fn exists() -> io::Result<bool> {
+    table::exists()
+}
+
 /// The effects of NPL's nftables table in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {

@@ -118,6 +118,17 @@ pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     if_there(removed).map(|removed| removed.is_some())
 }
 
+/// Returns whether the table exists, in whatever form.
+pub(super) fn exists() -> io::Result<bool> {
+    let Some(connection) = if_known(Connection::open())? else { return Ok(false) };
+    let mut found = false;
+    let listed = connection.list(Message::new(message::GET_TABLE, Vec::new()), |table| {
+        found |= find(table, attribute::TABLE).and_then(|name| name.strip_suffix(&[0])) == Some(TABLE.as_bytes());
+        if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    if_known(listed).map(|_| found)
+}
+
 /// Reads the table; `None` if the table is absent, or if it is not of the form that [`replace`] creates.
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();

@@ -18,6 +18,7 @@ pub(super) const ACCEPT: u32 = 1;
 
 pub(super) mod message {
     pub(in super::super) const NEW_TABLE: u16 = 0;
+    pub(in super::super) const GET_TABLE: u16 = 1;
     pub(in super::super) const DEL_TABLE: u16 = 2;
     pub(in super::super) const NEW_CHAIN: u16 = 3;
     pub(in super::super) const GET_CHAIN: u16 = 4;

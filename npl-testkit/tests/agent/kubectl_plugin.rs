@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use npl_testkit::agent;
 use npl_testkit::cluster::PodObject;
@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use crate::world::{NAMESPACE, NODE, World};
 
 const AGENT_NAMESPACE: &str = "npl-system";
+/// A text in environment variables, labels and annotations, which must not be in a support archive.
+const CANARY: &str = "4d2c-canary";
 
 /// Creates a folder with the script `kubectl` and the plug-in, for the beginning of the PATH.
 fn programs(world: &World) -> PathBuf {
@@ -58,17 +60,23 @@ fn kubectl_npl(world: &World, programs: &Path, arguments: &[&str]) -> (i32, Stri
 
 /// Creates the Pod of the agent, with the status that scheduler and kubelet would write.
 fn create_agent_pod(world: &World) {
+    create_agent_pod_on(world, NODE, "npl-agent-1", &json!({"running": {}}));
+}
+
+/// Creates the Pod of an agent on a Node, with a container in this state.
+fn create_agent_pod_on(world: &World, node: &str, name: &str, state: &Value) {
     let labels = json!({"app.kubernetes.io/name": "npl", "app.kubernetes.io/component": "agent"});
+    let env = json!([{"name": "NPL_NODE_NAME", "value": CANARY}]);
     let pod = json!({
-        "metadata": {"name": "npl-agent-1", "namespace": AGENT_NAMESPACE, "labels": labels},
-        "spec": {"nodeName": NODE, "containers": [{"name": "npl-agent", "image": "none"}]},
+        "metadata": {"name": name, "namespace": AGENT_NAMESPACE, "labels": labels, "annotations": {"canary": CANARY}},
+        "spec": {"nodeName": node, "containers": [{"name": "npl-agent", "image": "none", "env": env}]},
     });
     let pods = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods");
     world.cluster.client().create(&pods, &pod).unwrap();
-    let container = json!({"name": "npl-agent", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-                           "state": {"running": {}}});
+    let container = json!({"name": "npl-agent", "image": "", "imageID": "", "ready": true, "restartCount": 5,
+                           "state": state});
     let status = json!({"status": {"phase": "Running", "containerStatuses": [container]}});
-    world.cluster.client().merge_patch(&format!("{pods}/npl-agent-1/status"), &status).unwrap();
+    world.cluster.client().merge_patch(&format!("{pods}/{name}/status"), &status).unwrap();
 }
 
 /// Creates the Pod of a replica of the feed, and its answer with a member at this node port.
@@ -174,4 +182,61 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert_eq!((code, &link["link"], &link["holds"]), (1, &json!("enabled"), &json!("no")));
     let (code, status) = run(&["status"]);
     assert!(code == 1 && status.contains("traffic at risk"), "{code} {status}");
+}
+
+#[test]
+fn the_plugin_collects_every_node_and_names_those_that_it_cannot_collect() {
+    let world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let foreign = json!({"metadata": {"annotations": {"example.com/password": CANARY}, "labels": {"canary": CANARY}}});
+    for object in [format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), format!("/api/v1/nodes/{NODE}")] {
+        world.cluster.client().merge_patch(&object, &foreign).unwrap();
+    }
+    create_agent_pod(&world);
+    for node in ["node-8", "node-9"] {
+        world.cluster.create_node(node, &[]).unwrap();
+    }
+    let state = json!({"waiting": {"reason": "CrashLoopBackOff", "message": CANARY}});
+    create_agent_pod_on(&world, "node-8", "npl-agent-8", &state);
+    let programs = programs(&world);
+    let archive = world.run.file("cluster.tar.gz");
+    let file = archive.to_str().unwrap();
+    let (code, progress) = kubectl_npl(&world, &programs, &["bundle", "--file", file]);
+    assert!(code == 2 && progress.contains("the documents of 1 of 3 Nodes"), "{code} {progress}");
+    assert!(progress.contains("Node node-9 is not in the archive: no agent's Pod is on this Node"), "{progress}");
+
+    let folder = world.run.file("cluster");
+    fs::create_dir(&folder).unwrap();
+    tools::output(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&folder)).unwrap();
+    let folder = folder.join("npl-bundle");
+    let read = |name: &str| serde_json::from_str::<Value>(&fs::read_to_string(folder.join(name)).unwrap()).unwrap();
+    let summary = read("summary.json");
+    assert_eq!(summary["clusterErrors"], json!({}));
+    let rows = summary["nodes"].as_array().unwrap().iter();
+    let rows: Vec<_> = rows.map(|row| (row["node"].as_str().unwrap(), row["collected"].as_bool().unwrap())).collect();
+    assert_eq!(rows, [(NODE, true), ("node-8", false), ("node-9", false)]);
+    let reason = summary["nodes"][1]["reason"].as_str().unwrap();
+    assert!(reason.contains("waiting: CrashLoopBackOff, 5 restarts"), "{reason}");
+    let of_node = |name: &str| read(&format!("nodes/{NODE}/{name}.json"));
+    assert_eq!(of_node("agent")["nodePorts"][0]["pod"], "web-0");
+    assert_eq!(of_node("errors"), json!({}));
+    for name in ["doctor", "mappings", "pins", "status", "version"] {
+        assert!(!of_node(name).is_null(), "{name}");
+    }
+    assert_eq!(read("cluster/status.json")[0]["verdict"], "healthy");
+    assert_eq!(read("cluster/mappings.json")[0]["pod"], "web-0");
+    assert_eq!(read("cluster/check.json"), json!([]));
+    assert_eq!(read("cluster/agents.json").as_array().unwrap().len(), 2);
+    assert_eq!(read("cluster/nodes.json").as_array().unwrap().len(), 3);
+    let found = Command::new("grep").args(["-r", CANARY]).arg(&folder).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "");
+
+    let (code, refused) = kubectl_npl(&world, &programs, &["bundle", "--file", file]);
+    assert!(code == 2 && refused.contains("choose the path of a new file"), "{code} {refused}");
+    let one = world.run.file("one.tar.gz");
+    let (code, progress) = kubectl_npl(&world, &programs, &["bundle", "--node", NODE, "--file", one.to_str().unwrap()]);
+    assert!(code == 0 && progress.contains("the documents of 1 of 1 Nodes"), "{code} {progress}");
 }

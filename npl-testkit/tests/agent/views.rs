@@ -185,17 +185,36 @@ fn cleanup_removes_all_npl_state_and_nothing_else() {
     let options = world.agent_options(&[]);
     let refused = options.command(&["cleanup"]).unwrap_err();
     assert!(format!("{refused:#}").contains("stop it first"), "{refused:#}");
+    let dry_run = options.command(&["cleanup", "--dry-run"]).unwrap();
+    assert!(dry_run.starts_with("WOULD REMOVE") && dry_run.contains("npl_mapping_v4"), "{dry_run}");
     let foreign = world.bpffs.path().join("somebody-elses");
     std::fs::create_dir(&foreign).unwrap();
     world.agent().kill().unwrap();
-    let removed = options.command(&["cleanup"]).unwrap();
-    assert!(removed.contains("npl_mapping_v4"), "{removed}");
+    let json = |flags: &[&str]| {
+        let text = options.command(&[&["cleanup", "--output", "json"], flags].concat()).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let before: Vec<String> = look(&world);
+    let planned = json(&["--dry-run"]);
+    assert_eq!(look(&world), before, "the dry run has changed state");
+    let removed = json(&[]);
+    assert!(removed.to_string().contains("npl_mapping_v4"), "{removed}");
+    assert_eq!((&planned["dryRun"], &removed["dryRun"]), (&json!(true), &json!(false)));
+    assert_eq!(planned["removals"], removed["removals"]);
     assert!(!world.bpffs.path().join("npl").exists());
     assert!(foreign.exists());
     let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
     let left: Vec<&str> = residue.lines().filter(|line| line.contains("program") || line.contains("map ")).collect();
     assert!(left.is_empty(), "{left:?}");
-    assert_eq!(options.command(&["cleanup"]).unwrap().trim(), "nothing to remove");
+    for flags in [&["cleanup", "--dry-run"][..], &["cleanup"]] {
+        assert_eq!(options.command(flags).unwrap().trim(), "nothing to remove");
+        assert!(!world.bpffs.path().join("npl").exists());
+    }
+}
+
+fn look(world: &World) -> Vec<String> {
+    let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
+    residue.lines().map(str::to_owned).collect()
 }
 
 #[test]

@@ -25,7 +25,18 @@ use crate::{
 };
 
 /// The directory in the archive that contains the documents.
-const FOLDER: &str = "npl-bundle";
+pub(super) const FOLDER: &str = "npl-bundle";
+/// The names of all documents.
+pub(super) const DOCUMENTS: [&str; 8] = [
+    "agent.json",
+    "doctor.json",
+    "errors.json",
+    "flows.json",
+    "mappings.json",
+    "pins.json",
+    "status.json",
+    "version.json",
+];
 const README: &str = "npl-agent bundle: the state of NPL on one Node.
 
 version.json    versions of agent, maps and kernel
@@ -116,7 +127,8 @@ pub(super) fn archive(documents: &Documents) -> io::Result<Vec<u8>> {
     archive.into_inner()?.finish()
 }
 
-fn append<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[u8]) -> io::Result<()> {
+/// Adds a file below [`FOLDER`], which only the user of the archive can read.
+pub(super) fn append<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[u8]) -> io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(content.len() as u64);
     header.set_mode(0o600);
@@ -130,7 +142,7 @@ mod tests {
     use flate2::read::GzDecoder;
     use serde_json::json;
 
-    use super::{Documents, README, archive};
+    use super::{DOCUMENTS, Documents, README, archive};
 
     #[test]
     fn the_archive_contains_each_document_and_a_readme_that_explains_it() {
@@ -146,7 +158,7 @@ mod tests {
         let names: Vec<&str> = files.keys().map(String::as_str).collect();
         assert_eq!(names, ["npl-bundle/README.txt", "npl-bundle/errors.json", "npl-bundle/status.json"]);
         assert!(files["npl-bundle/status.json"].contains("healthy"));
-        for name in documents.keys() {
+        for name in DOCUMENTS {
             assert!(README.contains(name), "the README does not explain {name}");
         }
     }

@@ -1,26 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `kubectl npl check`: compares annotations with Services and Node addresses.
 
-use std::{process::ExitCode, thread};
+use std::{collections::BTreeSet, process::ExitCode, thread, time::Duration};
 
 use super::{Kubectl, cluster};
 use crate::{
     cli::{print, print_json, table},
     config::{args::OutputFormat, kubectl_args::CheckArgs},
-    core::check::check,
+    core::check::{Inconsistency, check},
 };
 
 /// Prints every inconsistency that lasts for the settling time (`--settle`). The exit code is 1 if an inconsistency was
 /// printed, otherwise 0.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let namespace = args.namespace.as_deref();
-    let mut found = check(&cluster::read_with_nodes(kubectl, namespace)?);
-    if !found.is_empty() && !args.settle.is_zero() {
-        // After a change of a Pod, its annotation is inconsistent for milliseconds, so only inconsistencies that last
-        // are reported.
-        thread::sleep(args.settle);
-        found = &found & &check(&cluster::read_with_nodes(kubectl, namespace)?);
-    }
+    let found = lasting(kubectl, args.namespace.as_deref(), args.settle)?;
     match args.output {
         OutputFormat::Json => print_json(&found)?,
         OutputFormat::Table | OutputFormat::Wide if found.is_empty() => {
@@ -35,4 +28,20 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &CheckArgs) -> anyhow::Result<Exi
         }
     }
     Ok(if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the inconsistencies that last for the time `settle`.
+pub(super) fn lasting(
+    kubectl: Kubectl<'_>,
+    namespace: Option<&str>,
+    settle: Duration,
+) -> anyhow::Result<BTreeSet<Inconsistency>> {
+    let found = check(&cluster::read_with_nodes(kubectl, namespace)?);
+    if found.is_empty() || settle.is_zero() {
+        return Ok(found);
+    }
+    // After a change of a Pod, its annotation is inconsistent for milliseconds, so only inconsistencies that last are
+    // reported.
+    thread::sleep(settle);
+    Ok(&found & &check(&cluster::read_with_nodes(kubectl, namespace)?))
 }

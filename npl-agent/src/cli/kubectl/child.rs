@@ -9,15 +9,27 @@ use std::{
     time::Duration,
 };
 
+use anyhow::ensure;
+
 /// The interval between two checks for signals and time limits.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits for the end of a process and returns its output. If `check` fails before the process has ended, kills the
 /// process.
-pub(super) fn output(mut process: Child, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Output> {
-    let (stdout, stderr) = (whole(process.stdout.take()), whole(process.stderr.take()));
+pub(super) fn output(process: Child, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Output> {
+    output_within(process, usize::MAX, check)
+}
+
+/// Does the same as [`output`], and also kills the process if its standard output has more than `limit` bytes.
+pub(super) fn output_within(
+    mut process: Child,
+    limit: usize,
+    check: impl Fn() -> anyhow::Result<()>,
+) -> anyhow::Result<Output> {
+    let (stdout, stderr) = (whole(process.stdout.take(), limit), whole(process.stderr.take(), usize::MAX));
     let wait = |process: &mut Child| {
         let stdout = receive(&stdout, &check)?.unwrap_or_default();
+        ensure!(stdout.len() <= limit, "the output has more than {limit} bytes");
         let stderr = receive(&stderr, &check)?.unwrap_or_default();
         loop {
             if let Some(status) = process.try_wait()? {
@@ -61,11 +73,12 @@ pub(super) fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-/// Starts a thread that reads all bytes of a pipe. The thread is not joined: a process that kubectl has started may
+/// Starts a thread that reads all bytes of a pipe, or one byte more than `limit` if there are more. The thread is not joined: a process that kubectl has started may
 /// keep the pipe open longer than kubectl runs.
-fn whole(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+fn whole(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec<u8>> {
     let (sender, bytes) = mpsc::channel();
-    if let Some(mut pipe) = pipe {
+    if let Some(pipe) = pipe {
+        let mut pipe = pipe.take((limit as u64).saturating_add(1));
         thread::spawn(move || {
             let mut read = Vec::new();
             // A read error is ignored: the bytes that were read before the error are sent.
@@ -83,8 +96,6 @@ mod tests {
         time::Instant,
     };
 
-    use anyhow::ensure;
-
     use super::*;
 
     fn shell(script: &str) -> Child {
@@ -98,6 +109,13 @@ mod tests {
         let output = output(shell("echo a; echo b >&2; exit 3"), || Ok(())).unwrap();
         assert_eq!((output.stdout, output.stderr), (b"a\n".to_vec(), b"b\n".to_vec()));
         assert_eq!(output.status.code(), Some(3));
+    }
+
+    #[test]
+    fn a_process_with_too_much_output_is_killed() {
+        assert_eq!(output_within(shell("printf abc"), 3, || Ok(())).unwrap().stdout, b"abc");
+        let error = output_within(shell("yes"), 3, || Ok(())).unwrap_err();
+        assert_eq!(error.to_string(), "the output has more than 3 bytes");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
 /// A published node port.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+pub(super) struct Row {
     namespace: String,
     pod: String,
     node: String,
@@ -39,7 +39,8 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterMappingsArgs) -> anyhow::
     Ok(ExitCode::SUCCESS)
 }
 
-fn rows(cluster: &Cluster, node: Option<&str>) -> Vec<Row> {
+/// Lists the published node ports of all Nodes, or of one Node.
+pub(super) fn rows(cluster: &Cluster, node: Option<&str>) -> Vec<Row> {
     let mut rows = Vec::new();
     for (pod, pod_node) in &cluster.pods {
         let Some(pod_node) = pod_node.as_deref().filter(|name| node.is_none_or(|wanted| *name == wanted)) else {

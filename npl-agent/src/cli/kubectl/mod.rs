@@ -4,6 +4,7 @@
 //!
 //! The plug-in runs `kubectl` for every request, so it uses the user's contexts, credentials and proxies.
 
+mod bundle;
 mod check;
 mod child;
 mod cluster;
@@ -61,6 +62,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
         KubectlCommand::Check(args) => check::show(kubectl, args),
         KubectlCommand::Why(args) => why::show(kubectl, args),
         KubectlCommand::Test(args) => test::run(kubectl, args),
+        KubectlCommand::Bundle(args) => bundle::show(kubectl, args),
         KubectlCommand::On(args) => nodes::run_on(kubectl, args),
         KubectlCommand::Generate(command) => generate::run(KubectlCli::command(), command).map(|()| ExitCode::SUCCESS),
     }

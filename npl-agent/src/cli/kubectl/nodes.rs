@@ -23,6 +23,8 @@ const AT_ONCE: usize = 8;
 pub(super) struct AgentPod {
     pub(super) name: String,
     pub(super) is_running: bool,
+    /// The state of the agent's container, such as `waiting: CrashLoopBackOff, 7 restarts, last exit code 1`.
+    pub(super) state: String,
     /// The image of the agent's container.
     pub(super) image: String,
     /// The environment variables of the agent's container that have a literal value.
@@ -37,7 +39,8 @@ pub(super) fn agents(kubectl: Kubectl<'_>) -> anyhow::Result<BTreeMap<String, Ag
     for pod in pods.iter().filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()) {
         let is_running = container_is_running(pod);
         let (image, variables) = container(pod);
-        let agent = AgentPod { name: text_at(pod, "/metadata/name").to_owned(), is_running, image, variables };
+        let (name, state) = (text_at(pod, "/metadata/name").to_owned(), container_state(pod));
+        let agent = AgentPod { name, is_running, state, image, variables };
         // While an agent is being replaced, its Node has two agent Pods. Of these two, the running Pod is used.
         let node = text_at(pod, "/spec/nodeName").to_owned();
         if is_running || !agents.contains_key(&node) {
@@ -62,12 +65,33 @@ fn container_is_running(pod: &Value) -> bool {
     items_at(pod, "/status/containerStatuses").any(|status| status.pointer("/state/running").is_some())
 }
 
+/// Describes the state of the agent's container, without messages: they may contain lines of the container's log.
+fn container_state(pod: &Value) -> String {
+    let status = items_at(pod, "/status/containerStatuses").find(|status| text_at(status, "/name") == CONTAINER);
+    let Some(status) = status else { return format!("the Pod is {}", text_at(pod, "/status/phase")) };
+    let mut state = match status.pointer("/state").and_then(Value::as_object).and_then(|state| state.iter().next()) {
+        Some((kind, detail)) => {
+            let reason = text_at(detail, "/reason");
+            if reason.is_empty() { kind.clone() } else { format!("{kind}: {reason}") }
+        }
+        None => "waiting".to_owned(),
+    };
+    let restarts = status.pointer("/restartCount").and_then(Value::as_u64).unwrap_or_default();
+    state += &format!(", {restarts} restarts");
+    let of_last_end = ["/state/terminated/exitCode", "/lastState/terminated/exitCode"];
+    if let Some(code) = of_last_end.into_iter().find_map(|pointer| status.pointer(pointer)?.as_i64()) {
+        state += &format!(", last exit code {code}");
+    }
+    state
+}
+
 /// Runs a command in an agent's Pod, and returns its exit code and standard output.
 pub(super) fn exec(kubectl: Kubectl<'_>, agent: &AgentPod, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
     kubectl.output(&exec_arguments(kubectl, agent, arguments))
 }
 
-fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'a str]) -> Vec<&'a str> {
+/// Returns the arguments with which kubectl runs a command in an agent's Pod.
+pub(super) fn exec_arguments<'a>(kubectl: Kubectl<'a>, agent: &'a AgentPod, arguments: &[&'a str]) -> Vec<&'a str> {
     let namespace = kubectl.connection.agent_namespace.as_str();
     exec_in([namespace, &agent.name, CONTAINER], &[], arguments)
 }
@@ -140,6 +164,21 @@ mod tests {
         assert!(image(&args, &BTreeMap::new()).unwrap_err().to_string().contains("give --image"));
         args.image = Some("localhost/npl:2".to_owned());
         assert_eq!(image(&args, &agents).unwrap(), "localhost/npl:2");
+    }
+
+    #[test]
+    fn the_state_of_a_container_names_the_reason_and_the_restarts() {
+        let of = |status: Value| container_state(&serde_json::json!({"status": {"containerStatuses": [status]}}));
+        let waiting = serde_json::json!({
+            "name": CONTAINER,
+            "restartCount": 7,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+            "lastState": {"terminated": {"exitCode": 1, "message": "a line of the log"}},
+        });
+        assert_eq!(of(waiting), "waiting: CrashLoopBackOff, 7 restarts, last exit code 1");
+        let running = serde_json::json!({"name": CONTAINER, "restartCount": 0, "state": {"running": {}}});
+        assert_eq!(of(running), "running, 0 restarts");
+        assert_eq!(container_state(&serde_json::json!({"status": {"phase": "Pending"}})), "the Pod is Pending");
     }
 
     #[test]

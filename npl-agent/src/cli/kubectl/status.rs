@@ -20,7 +20,7 @@ use crate::{
 /// The status of one Node.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+pub(super) struct Row {
     node: String,
     /// The agent's Pod; absent if the Node has none.
     agent: Option<String>,
@@ -56,15 +56,7 @@ fn worst(rows: &[Row]) -> HealthVerdict {
 }
 
 fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) -> Row {
-    let unknown = |agent: Option<&AgentPod>, finding: String| Row {
-        node: node.to_owned(),
-        agent: agent.map(|agent| agent.name.clone()),
-        version: None,
-        verdict: HealthVerdict::CannotTell,
-        mappings: None,
-        published: None,
-        findings: vec![finding],
-    };
+    let unknown = |agent, finding| unknown(node, agent, finding);
     let Some(agent) = agents.get(node) else { return unknown(None, "no agent's Pod is on this Node".to_owned()) };
     if !agent.is_running {
         return unknown(
@@ -79,8 +71,21 @@ fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) ->
     }
 }
 
+/// Builds the row of a Node whose state cannot be read, with the reason.
+pub(super) fn unknown(node: &str, agent: Option<&AgentPod>, finding: String) -> Row {
+    Row {
+        node: node.to_owned(),
+        agent: agent.map(|agent| agent.name.clone()),
+        version: None,
+        verdict: HealthVerdict::CannotTell,
+        mappings: None,
+        published: None,
+        findings: vec![finding],
+    }
+}
+
 /// Builds the row of a Node from the answer of the Node's agent.
-fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
+pub(super) fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
     let verdict = status.get("verdict").and_then(|verdict| HealthVerdict::deserialize(verdict).ok());
     let findings = status.get("findings").and_then(Value::as_array).into_iter().flatten();
     Row {

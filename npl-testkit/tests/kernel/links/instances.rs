@@ -62,7 +62,7 @@ fn assert_serves(world: &World, node_port: u16, pod: &str) {
 #[track_caller]
 fn clean_up(world: &World, bpffs: &BpfFs, node_port: u16) {
     let (removed, errors) = world.node().block_on(remove_everything(bpffs.path())).unwrap();
-    assert!(errors.is_empty() && !removed.pins.is_empty(), "{errors:?} {removed:?}");
+    assert!(errors.is_empty() && !removed.is_empty(), "{errors:?} {removed:?}");
     let server: SocketAddr = (world.node_ip(), node_port).into();
     let is_refused = || tcp_connect(world.client(), server).is_err().then_some(());
     poll::until("the detachment of the programs", LIMIT, is_refused).unwrap();

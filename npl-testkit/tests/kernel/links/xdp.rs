@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use aya::util::KernelVersion;
+use npl_agent::core::cleanup::RemovalKind;
 use npl_agent::core::devices::Device;
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::devices::xdp::{Attach, XdpReason, plan};
@@ -188,7 +189,12 @@ fn cleanup_detaches_xdp() {
     let (removed, errors) = world.node().block_on(remove_everything(world.bpffs.path())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     let link = Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex);
-    assert_eq!(removed.pins.iter().filter(|pin| **pin == link).count(), 1, "{removed:?}");
+    assert_eq!(removed.iter().filter(|removal| removal.name == link.to_str().unwrap()).count(), 1, "{removed:?}");
+    let first = removed.first().unwrap();
+    assert_eq!(
+        (first.kind, first.device.as_deref(), first.hook.as_deref()),
+        (RemovalKind::XdpLink, Some("eth0"), Some("xdp"))
+    );
     poll::until("the detachment of the program", LIMIT, || world.xdp_program("eth0").is_none().then_some(())).unwrap();
 }
 

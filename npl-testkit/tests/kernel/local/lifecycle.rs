@@ -5,11 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use npl_agent::core::cleanup::{Removal, RemovalKind};
 use npl_agent::core::model::Protocol as MappingProtocol;
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::{CgroupSelection, ClientScope, Datapath, Pins};
-use npl_common::names::{LINK_DIR, PROGRAM_DIR, SOCKET_PROGRAMS};
+use npl_common::names::SOCKET_PROGRAMS;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{Load, Request};
@@ -34,10 +35,6 @@ fn links(scene: &Scene) -> Vec<PathBuf> {
     let pins = Pins::new(scene.world.bpffs.path());
     let links = pins.socket_links().unwrap().into_iter();
     links.map(|(cgroup, hook)| pins.socket_link(cgroup, hook)).collect()
-}
-
-fn has_component(path: &Path, name: &str) -> bool {
-    path.iter().any(|part| part == name)
 }
 
 #[test]
@@ -164,9 +161,9 @@ fn cleanup_removes_all_cgroup_programs() {
     scene.world.datapath = None;
     let (removed, errors) = scene.world.node().block_on(remove_everything(scene.world.bpffs.path())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
-    for folder in [LINK_DIR, PROGRAM_DIR] {
-        let is_of_hook = |pin: &&PathBuf| pin.to_string_lossy().ends_with("connect4") && has_component(pin, folder);
-        assert_eq!(removed.pins.iter().filter(is_of_hook).count(), 1, "{removed:?}");
+    for kind in [RemovalKind::CgroupLink, RemovalKind::Program] {
+        let is_of_hook = |it: &&Removal| it.kind == kind && it.name.ends_with("connect4");
+        assert_eq!(removed.iter().filter(is_of_hook).count(), 1, "{removed:?}");
     }
     wait_until_refused(&scene);
 }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `kubectl npl bundle`: writes one support archive with the documents of every Node and the views of the whole cluster.
+//! The archive has the documents of `npl-agent bundle` for each Node, and a fixed list of documents for the cluster.
+
+mod archive;
+mod parallel;
+mod summary;
+mod views;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, IsTerminal as _, Write},
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use self::{
+    archive::{ClusterArchive, Unpacked},
+    summary::{NodePlan, NodeRow, Summary},
+};
+use super::{
+    Kubectl, child,
+    interrupt::Interrupt,
+    nodes::{AgentPod, agents, exec_arguments},
+    start,
+    status::{self, Row},
+    text_at,
+};
+use crate::{cli::note, config::kubectl_args::ClusterBundleArgs, core::verdict::HealthVerdict};
+
+/// The limit for the whole command. Nodes that are not collected by then are named in the summary.
+const LIMIT: Duration = Duration::from_hours(1);
+/// The limit for the documents of one Node.
+const NODE_LIMIT: Duration = Duration::from_mins(1);
+/// The maximum size in bytes of a Node's compressed archive.
+const NODE_BYTES: usize = 16 << 20;
+/// The maximum size in bytes of the compressed archives of all Nodes together. Further Nodes are left out.
+const TOTAL_BYTES: usize = 512 << 20;
+
+/// Writes the archive. The exit code is 0 if the archive has the documents of every Node, otherwise 2.
+pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Result<ExitCode> {
+    let file = args.file.as_deref().filter(|path| *path != Path::new("-"));
+    if args.file.is_none() && io::stdout().is_terminal() {
+        bail!("the archive is not for a terminal: redirect the output, or give --file npl-bundle.tar.gz")
+    }
+    let interrupt = Interrupt::watch(LIMIT)?;
+    let kubectl = kubectl.within(&interrupt);
+    let Some(path) = file else { return write(kubectl, args, io::stdout().lock()) };
+    let out =
+        File::create_new(path).with_context(|| format!("create {}: choose the path of a new file", path.display()));
+    let written = write(kubectl, args, out?);
+    match &written {
+        Ok(_) => note(&format!("wrote {}", path.display())),
+        // An error is ignored: the error of the archive is more important.
+        Err(_) => drop(fs::remove_file(path)),
+    }
+    written
+}
+
+fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> anyhow::Result<ExitCode> {
+    let agents = agents(kubectl)?;
+    let nodes = kubectl.list(&["nodes"]);
+    let mut errors = BTreeMap::new();
+    let names: Vec<String> = match &nodes {
+        Ok(nodes) => nodes.iter().map(|node| text_at(node, "/metadata/name").to_owned()).collect(),
+        // Without the right to list Nodes, the Nodes of the agents are collected.
+        Err(_) => agents.keys().filter(|name| !name.is_empty()).cloned().collect(),
+    };
+    let plans = summary::plan(&names, &args.node, &agents)?;
+    let mut archive = ClusterArchive::new(out)?;
+    let (rows, statuses) = add_nodes(kubectl, args, &plans, &mut archive)?;
+    let documents = [
+        ("status.json", views::document(&statuses)),
+        ("nodes.json", nodes.map(|nodes| views::nodes(&nodes))),
+        ("agents.json", Ok(views::agents(&agents))),
+        ("mappings.json", views::mappings(kubectl)),
+        ("check.json", views::check(kubectl)),
+    ];
+    for (name, document) in documents {
+        match document {
+            Ok(document) => archive.add_cluster_document(name, &document)?,
+            Err(error) => drop(errors.insert(name, summary::shortened(&format!("{error:#}")))),
+        }
+    }
+    let summary = Summary::new(rows, errors);
+    archive.finish(&summary)?;
+    note(&summary.to_string());
+    Ok(if summary.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(HealthVerdict::CannotTell.exit_code()) })
+}
+
+/// Collects the documents of all Nodes and adds them to the archive. Returns for each Node the row of the summary and
+/// the row of `kubectl npl status`, in the order of the Nodes.
+fn add_nodes(
+    kubectl: Kubectl<'_>,
+    args: &ClusterBundleArgs,
+    plans: &[NodePlan<'_>],
+    archive: &mut ClusterArchive<impl Write>,
+) -> anyhow::Result<(Vec<NodeRow>, Vec<Row>)> {
+    let mut collected: BTreeMap<usize, (NodeRow, Row)> = BTreeMap::new();
+    let mut bytes = 0;
+    parallel::for_each(
+        plans,
+        |plan| fetch(kubectl, plan, args.flows),
+        |index, plan, fetched| {
+            let unpacked = fetched.and_then(|compressed| {
+                ensure!(
+                    bytes + compressed.len() <= TOTAL_BYTES,
+                    "the archives of the other Nodes have {} MiB already: collect this Node with --node",
+                    TOTAL_BYTES >> 20
+                );
+                bytes += compressed.len();
+                archive::unpack(&compressed)
+            });
+            let (row, status) = match unpacked {
+                Ok(unpacked) => {
+                    archive.add_node(plan.node, &unpacked)?;
+                    (NodeRow::collected(plan, &unpacked), status_of(plan, &unpacked))
+                }
+                Err(error) => {
+                    let reason = summary::shortened(&format!("{error:#}"));
+                    (NodeRow::missing(plan, &reason), status::unknown(plan.node, plan.agent, reason))
+                }
+            };
+            note(&format!("{} of {}: {row}", collected.len() + 1, plans.len()));
+            collected.insert(index, (row, status));
+            Ok(())
+        },
+    )?;
+    Ok(collected.into_values().unzip())
+}
+
+/// Returns the compressed archive of a Node.
+fn fetch(kubectl: Kubectl<'_>, plan: &NodePlan<'_>, with_flows: bool) -> anyhow::Result<Vec<u8>> {
+    let agent: &AgentPod = plan.running_agent()?;
+    let flags: &[&str] = if with_flows { &["bundle", "--flows"] } else { &["bundle"] };
+    let begin = Instant::now();
+    let check = || {
+        kubectl.check()?;
+        ensure!(begin.elapsed() < NODE_LIMIT, "no archive after {} s", NODE_LIMIT.as_secs());
+        Ok(())
+    };
+    check()?;
+    let mut command = kubectl.command(&exec_arguments(kubectl, agent, flags));
+    let output = child::output_within(start(&mut command)?, NODE_BYTES, check)?;
+    if !output.status.success() {
+        bail!("`npl-agent bundle`: {}", String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    Ok(output.stdout)
+}
+
+fn status_of(plan: &NodePlan<'_>, unpacked: &Unpacked) -> Row {
+    let document = unpacked.documents.iter().find(|(name, _)| *name == "status.json");
+    let status = document.and_then(|(_, content)| serde_json::from_slice::<Value>(content).ok());
+    match (plan.agent, status) {
+        (Some(agent), Some(status)) => status::read(plan.node, agent, &status),
+        (agent, _) => status::unknown(plan.node, agent, "the Node's archive has no status.json".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

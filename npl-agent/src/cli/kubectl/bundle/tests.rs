@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests of the archive of the whole cluster, with a script in the place of kubectl.
+
+use std::{io::Read as _, iter};
+
+use flate2::read::GzDecoder;
+use serde_json::json;
+
+use super::*;
+use crate::cli::{
+    bundle::{Documents, archive as archive_of_node},
+    kubectl::{nodes::CONTAINER, script::Script},
+};
+
+/// A text in every object that must not be in the archive.
+const CANARY: &str = "4d2c-canary";
+
+const KUBECTL: &str = "case \"$*\" in
+*' nodes') cat nodes.json ;;
+*'pods --namespace npl-system'*) cat agents.json ;;
+*'pods --all-namespaces' | *'services --all-namespaces') echo '{\"items\": []}' ;;
+*'exec '*' npl-agent-1 '*'/npl-agent bundle') cat node-1.tar.gz ;;
+*'exec '*' npl-agent-4 '*) echo 'unable to upgrade connection' >&2; exit 1 ;;
+*'exec '*' npl-agent-5 '*) echo 'not an archive' ;;
+*) echo \"unexpected: $*\" >&2; exit 1 ;;
+esac
+";
+
+fn node(number: u8) -> Value {
+    json!({
+        "metadata": {"name": format!("node-{number}"), "labels": {"a": CANARY}, "annotations": {"b": CANARY}},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+            "conditions": [{"type": "Ready", "status": "True", "message": CANARY}],
+            "nodeInfo": {"kernelVersion": "6.12.1", "machineID": CANARY},
+        },
+    })
+}
+
+fn agent(number: u8, state: &Value) -> Value {
+    let last = json!({"terminated": {"exitCode": 1, "message": CANARY}});
+    let status = json!({"name": CONTAINER, "restartCount": 3, "state": state, "lastState": last});
+    let env = json!([{"name": "TOKEN", "value": CANARY}]);
+    json!({
+        "metadata": {"name": format!("npl-agent-{number}"), "annotations": {"b": CANARY}},
+        "spec": {
+            "nodeName": format!("node-{number}"),
+            "containers": [{"name": CONTAINER, "image": "npl:1", "env": env}],
+        },
+        "status": {"phase": "Running", "containerStatuses": [status]},
+    })
+}
+
+/// A cluster of five Nodes: on the first, the agent answers; the second agent is in a crash loop; the third Node has no
+/// agent; the fourth agent cannot be reached; the fifth answers with no archive.
+fn cluster(name: &str) -> Script {
+    let script = Script::new(name, KUBECTL);
+    let write = |name: &str, content: &[u8]| fs::write(script.0.join(name), content).unwrap();
+    let running = json!({"running": {}});
+    let waiting = json!({"waiting": {"reason": "CrashLoopBackOff", "message": CANARY}});
+    let agents = [agent(1, &running), agent(2, &waiting), agent(4, &running), agent(5, &running)];
+    write("agents.json", json!({"items": agents}).to_string().as_bytes());
+    write("nodes.json", json!({"items": (1..=5).map(node).collect::<Vec<_>>()}).to_string().as_bytes());
+    let documents = Documents::from([
+        ("status.json", json!({"verdict": "healthy", "mappings": 4})),
+        ("errors.json", json!({})),
+        ("environment.json", json!(CANARY)),
+    ]);
+    write("node-1.tar.gz", &archive_of_node(&documents).unwrap());
+    script
+}
+
+fn files(archive: &[u8]) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for entry in tar::Archive::new(GzDecoder::new(archive)).entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let (name, mut text) = (entry.path().unwrap().display().to_string(), String::new());
+        entry.read_to_string(&mut text).unwrap();
+        files.insert(name, text);
+    }
+    files
+}
+
+fn args(nodes: &[&str]) -> ClusterBundleArgs {
+    ClusterBundleArgs { node: nodes.iter().map(|name| (*name).to_owned()).collect(), file: None, flows: false }
+}
+
+fn collect(script: &Script, nodes: &[&str]) -> anyhow::Result<(ExitCode, BTreeMap<String, String>)> {
+    let mut out = Vec::new();
+    let code = script.with_kubectl(|kubectl| write(kubectl, &args(nodes), &mut out))?;
+    Ok((code, files(&out)))
+}
+
+#[test]
+fn nodes_that_cannot_be_collected_are_named_and_do_not_stop_the_others() {
+    let (code, files) = collect(&cluster("bundle-all"), &[]).unwrap();
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
+    let names: Vec<&str> = files.keys().map(|name| name.strip_prefix("npl-bundle/").unwrap()).collect();
+    let views = ["agents", "check", "mappings", "nodes", "status"].map(|name| format!("cluster/{name}.json"));
+    let of_node = ["nodes/node-1/errors.json", "nodes/node-1/status.json"];
+    let expected: Vec<&str> = iter::once("README.txt")
+        .chain(views.iter().map(String::as_str))
+        .chain(of_node)
+        .chain(iter::once("summary.json"))
+        .collect();
+    assert_eq!(names, expected);
+    for (name, content) in &files {
+        assert!(!content.contains(CANARY), "{name}: {content}");
+    }
+
+    let summary: Value = serde_json::from_str(&files["npl-bundle/summary.json"]).unwrap();
+    assert_eq!((&summary["collected"], &summary["missing"]), (&json!(1), &json!(4)));
+    assert_eq!(summary["clusterErrors"], json!({}));
+    let rows = summary["nodes"].as_array().unwrap();
+    assert_eq!((&rows[0]["collected"], &rows[0]["ignoredFiles"]), (&json!(true), &json!(1)));
+    let reasons = [
+        "the agent's container does not run (waiting: CrashLoopBackOff, 3 restarts, last exit code 1): `kubectl npl on \
+         node-2 --create-pod bundle`",
+        "no agent's Pod is on this Node: `kubectl npl on node-3 --create-pod bundle`",
+        "`npl-agent bundle`: unable to upgrade connection",
+        "read the Node's archive",
+    ];
+    for (row, reason) in rows[1..].iter().zip(reasons) {
+        assert!(row["reason"].as_str().unwrap().starts_with(reason), "{row}");
+    }
+    let status: Value = serde_json::from_str(&files["npl-bundle/cluster/status.json"]).unwrap();
+    let verdicts: Vec<&Value> = status.as_array().unwrap().iter().map(|row| &row["verdict"]).collect();
+    assert_eq!(verdicts[0], "healthy");
+    assert!(verdicts[1..].iter().all(|verdict| *verdict == verdicts[1] && *verdict != "healthy"), "{status}");
+}
+
+#[test]
+fn only_the_nodes_that_are_asked_for_are_collected() {
+    let script = cluster("bundle-one");
+    let (code, files) = collect(&script, &["node-1"]).unwrap();
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS));
+    let summary: Value = serde_json::from_str(&files["npl-bundle/summary.json"]).unwrap();
+    assert_eq!(summary["nodes"].as_array().unwrap().len(), 1);
+    let error = collect(&script, &["node-1", "node-9"]).unwrap_err();
+    assert!(error.to_string().contains("the cluster has no Node node-9"), "{error:#}");
+}
+
+/// Without the right to list Nodes, the agents' Pods name the Nodes.
+#[test]
+fn without_the_right_to_list_nodes_the_nodes_with_agents_are_collected() {
+    let script = cluster("bundle-denied");
+    fs::remove_file(script.0.join("nodes.json")).unwrap();
+    let (code, files) = collect(&script, &[]).unwrap();
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
+    let summary: Value = serde_json::from_str(&files["npl-bundle/summary.json"]).unwrap();
+    assert_eq!((&summary["collected"], &summary["missing"]), (&json!(1), &json!(3)));
+    let errors = summary["clusterErrors"].as_object().unwrap();
+    assert_eq!(errors.keys().collect::<Vec<_>>(), ["check.json", "nodes.json"]);
+}
+
+#[test]
+fn the_remaining_nodes_are_named_after_the_time_limit() {
+    let script = cluster("bundle-limit");
+    let over = Interrupt::new(Duration::ZERO);
+    let names: Vec<String> = ["node-1", "node-2"].map(str::to_owned).into();
+    let rows = script.with_kubectl(|kubectl| {
+        let agents = agents(kubectl).unwrap();
+        let plans = summary::plan(&names, &[], &agents).unwrap();
+        let mut archive = ClusterArchive::new(Vec::new()).unwrap();
+        add_nodes(kubectl.within(&over), &args(&[]), &plans, &mut archive).unwrap().0
+    });
+    let text = rows.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    assert!(text.contains("Node node-1 is not in the archive: the time limit of 0 s is over"), "{text}");
+    assert_eq!(rows.len(), 2);
+}
+
+#[test]
+fn a_reason_is_one_line_of_limited_length() {
+    assert_eq!(summary::shortened("a\nb  c\n"), "a b c");
+    assert_eq!(summary::shortened(&"é".repeat(600)).chars().count(), 501);
+}
