@@ -19,6 +19,7 @@
 //! ```
 
 pub mod agent;
+pub mod antrea;
 pub mod api_client;
 pub mod balancer;
 mod bpf;

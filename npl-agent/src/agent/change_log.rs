@@ -144,6 +144,21 @@ impl ChangeLog {
         );
     }
 
+    /// Logs that another process holds a node port that a Pod's annotation contains. The warning is logged at most once
+    /// per minute, because Antrea's agent, for example, holds the node ports of all Pods.
+    pub(crate) fn log_taken(&mut self, op: &Op, error: &OpError, now: Moment) {
+        let err = ErrorChain(error);
+        let Some(left_out) = self.retries.acquire(OpName::of(op), now) else {
+            return debug!(%err, "another process holds a node port; its Pod gets another one");
+        };
+        warn!(
+            %err,
+            left_out,
+            "another process holds a node port, so its Pod gets another one: disable the NodePortLocal of Antrea before \
+             NPL starts, or find the process with `ss -tulnp`. Ports held by other processes are logged once per minute"
+        );
+    }
+
     /// Logs new problems, and passes all problems on to Events and metrics. Does nothing if the problems are those of
     /// the previous pass, as in most passes.
     pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {

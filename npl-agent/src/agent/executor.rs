@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::{
     agent::retry_delays::{RetryAdvice, RetryDelays},
     core::{
-        model::{Backend, Frontend, PodUid, observed::Observed},
+        model::{Backend, Frontend, PodUid, observed::Observed, settings::PortRange},
         op::{Op, RecentTraffic},
         state::PlannerState,
     },
@@ -21,7 +21,8 @@ use crate::{
         patch::{Class, PatchError, Patched, PodPatcher},
         writes::Writes,
     },
-    nft_guard::Guard,
+    nft_guard::{Guard, translated_connections},
+    process::error_chain::ErrorChain,
     sockets::{Reservations, ReserveError},
 };
 
@@ -67,12 +68,16 @@ pub struct Executor {
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
+    /// The port range in which other software may have translated connections before this agent writes its first
+    /// mapping; `None` once this agent has written a mapping.
+    unread_range: Option<PortRange>,
 }
 
 impl Executor {
     /// Creates an executor for an open datapath.
-    pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
+    pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard, range: PortRange) -> Self {
         Self {
+            unread_range: Some(range),
             datapath,
             reservations: Reservations::default(),
             guard,
@@ -93,10 +98,47 @@ impl Executor {
     }
 
     /// Executes operations in the given order. Consecutive ops that write mappings are combined in one call.
+    ///
+    /// Before and after the first mappings, connections that other software translates are recorded: see
+    /// [`Self::leave_translated_connections`].
     pub fn execute(&mut self, ops: &[Op]) -> Vec<OpResult> {
+        let first_mappings = if ops.iter().any(|op| mapping(op).is_some()) { self.unread_range.take() } else { None };
+        if let Some(range) = first_mappings {
+            self.leave_translated_connections(range);
+        }
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
-        runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
-            .collect()
+        let outcomes = runs
+            .flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
+            .collect();
+        if let Some(range) = first_mappings {
+            // A handshake may have begun before the mappings were written, and may not have ended yet.
+            self.leave_translated_connections(range);
+        }
+        outcomes
+    }
+
+    /// Leaves the connections that rules of other software translate, such as Antrea's, to these rules. Without the
+    /// records, NPL would translate the next packet of such a connection before kernel conntrack tracks it. Kernel
+    /// conntrack would then see a second connection with the same reply tuple, and change its source port, and the Pod
+    /// would reset the connection.
+    ///
+    /// The programs are attached, so they record connections that the Pods accept before the mappings are written. An
+    /// error only affects connections of other software, so the agent logs the error and continues.
+    fn leave_translated_connections(&self, range: PortRange) {
+        match translated_connections(range) {
+            Ok(connections) if connections.is_empty() => {}
+            Ok(connections) => match self.datapath.leave_to_host(&connections) {
+                Ok(()) => info!(
+                    connections = connections.len(),
+                    "rules of other software translate connections to node ports; kernel conntrack continues to \
+                     translate these connections until they end"
+                ),
+                Err(err) => {
+                    warn!(err = %ErrorChain(&err), "cannot record the connections that other software translates")
+                }
+            },
+            Err(err) => warn!(err = %ErrorChain(&err), "cannot read the connections that other software translates"),
+        }
     }
 
     fn write_together(&mut self, ops: &[Op]) -> Vec<OpResult> {

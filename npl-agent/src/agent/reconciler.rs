@@ -25,7 +25,7 @@ use crate::{
     core::{
         devices::takeover::served_by_former_only,
         model::{Family, Moment, snapshot::Change},
-        op::{Failure, Op, PodWrite},
+        op::{Failure, Op, PodWrite, RecentTraffic},
         publish::delays::PublishDelays,
         state::PlannerState,
     },
@@ -393,6 +393,10 @@ impl Reconciler {
         };
         match outcome {
             OpOutcome::Retry => self.change_log.log_retry(op, error, wait, self.now()),
+            // The node port is already published, by an earlier agent or by Antrea's.
+            OpOutcome::PortTaken if matches!(op, Op::Reserve(_, RecentTraffic::Tolerated)) => {
+                self.change_log.log_taken(op, error, self.now());
+            }
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
                 debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another operation");
             }

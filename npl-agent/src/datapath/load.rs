@@ -14,7 +14,7 @@ use npl_common::{config::Config, names::ABI_VERSION};
 use super::{
     attach::Hooks,
     error::DatapathError,
-    machine,
+    host_connections, machine,
     mappings::MappingWriter,
     next_hops::NextHops,
     pins::Pins,
@@ -27,7 +27,7 @@ use super::{
 use crate::{
     core::{
         devices::{Device, Direction, plan::DevicePlan, redirect::PodNextHop},
-        model::{Backend, Frontend, NodePort, settings::PortRange, sources::SourceRange},
+        model::{Backend, Frontend, NodePort, TranslatedConnection, settings::PortRange, sources::SourceRange},
         sizes::{MaxFlows, TableSizes},
     },
     process::selinux,
@@ -274,6 +274,16 @@ impl Datapath {
     /// If the map cannot be written, or if the backend is not of the frontend's IP family.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
+    }
+
+    /// Leaves connections that other software translates to that software: the kernel programs pass their packets to
+    /// the host, whatever the mappings.
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub fn leave_to_host(&self, connections: &[TranslatedConnection]) -> Result<(), DatapathError> {
+        host_connections::record(&self.hooks.pins, connections, self.tables.config()?.seed)
     }
 
     /// Removes a mapping. Removing an absent mapping is not an error.

@@ -11,6 +11,7 @@ pub mod cgroup;
 pub mod cleanup;
 pub mod error;
 mod family;
+mod host_connections;
 pub mod inspect;
 mod layout;
 pub mod load;

@@ -486,7 +486,7 @@ pub(super) const fn shared_stats(family: Family) -> u32 {
 }
 
 /// The current time in the unit of [`npl_common::fragment::time`], in which the programs store timestamps.
-fn kernel_time() -> u64 {
+pub(super) fn kernel_time() -> u64 {
     fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
 

@@ -18,6 +18,7 @@ mod legacy;
 mod names;
 mod rules;
 mod table;
+mod translated;
 mod uapi;
 mod wire;
 
@@ -42,6 +43,8 @@ use crate::core::{
     networks::RuleNames,
     op::Op,
 };
+
+pub use self::translated::translated_connections;
 
 /// The time after which the agent tries again to change the table, if the kernel has rejected a change.
 const RETRY_AFTER: Duration = Duration::from_secs(5);

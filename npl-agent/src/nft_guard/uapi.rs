@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Constants of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`.
+//! Constants of `linux/netfilter/nf_tables.h`, `linux/netfilter.h` and `linux/netfilter/nfnetlink_conntrack.h`.
 
 /// `NFNL_SUBSYS_NFTABLES`, which is the upper byte of a netlink message's type.
 pub(super) const SUBSYSTEM: u16 = 10;
@@ -117,6 +117,26 @@ pub(super) mod value {
     pub(in super::super) const NETWORK_HEADER: u32 = 1;
     pub(in super::super) const TRANSPORT_HEADER: u32 = 2;
     pub(in super::super) const SOURCE_NAT: u32 = 0;
+}
+
+/// Messages of kernel conntrack, and their attributes.
+pub(super) mod conntrack {
+    /// `NFNL_SUBSYS_CTNETLINK`, which is the upper byte of a netlink message's type.
+    pub(in super::super) const SUBSYSTEM: u16 = 1;
+    pub(in super::super) const GET: u16 = 1;
+    pub(in super::super) const ORIGINAL: u16 = 1;
+    pub(in super::super) const STATUS: u16 = 3;
+    pub(in super::super) const ADDRESSES: u16 = 1;
+    pub(in super::super) const PROTOCOL: u16 = 2;
+    pub(in super::super) const SOURCE_V4: u16 = 1;
+    pub(in super::super) const DESTINATION_V4: u16 = 2;
+    pub(in super::super) const SOURCE_V6: u16 = 3;
+    pub(in super::super) const DESTINATION_V6: u16 = 4;
+    pub(in super::super) const PROTOCOL_NUMBER: u16 = 1;
+    pub(in super::super) const SOURCE_PORT: u16 = 2;
+    pub(in super::super) const DESTINATION_PORT: u16 = 3;
+    /// `IPS_DST_NAT`: the connection's destination is translated.
+    pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;
 }
 
 /// The data types of the fields in a set's key. The kernel ignores these types, but `nft` needs the types to show the

@@ -60,6 +60,13 @@ impl Message {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
+    /// Creates a message of kernel conntrack, for connections of all families. `command` is one of
+    /// [`uapi::conntrack`].
+    pub(super) const fn of_conntrack(command: u16) -> Self {
+        let kind = uapi::conntrack::SUBSYSTEM << 8 | command;
+        Self { kind, family: uapi::NFPROTO_UNSPEC, subsystem: 0, attributes: Vec::new() }
+    }
+
     /// Returns the message, changed to apply to tables of all families.
     pub(super) fn of_any_family(self) -> Self {
         self.of_family(uapi::NFPROTO_UNSPEC)

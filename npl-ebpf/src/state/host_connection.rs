@@ -16,8 +16,8 @@ use crate::{
 /// such as a VLAN.
 ///
 /// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
-/// host connection. A SYN-ACK is not recorded either, because the flow tuple alone does not show whether the SYN-ACK is
-/// an already translated reply.
+/// host connection. A SYN-ACK from a mapped port is not recorded either, because the flow tuple alone does not show
+/// whether the SYN-ACK is an already translated reply.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
@@ -32,7 +32,7 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: node, pod_port };
     let protocol = headers.protocol;
     let is_syn_ack = tcp_flags & tcp_flag::SYN != 0 && tcp_flags & tcp_flag::ACK != 0;
-    if is_syn_ack || tcp_flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol) {
+    if tcp_flags & tcp_flag::RST != 0 || may_be_translated_reply(config, tuple, protocol, is_syn_ack) {
         return;
     }
     let hash = tuple.hash(config.seed, protocol);
@@ -68,9 +68,12 @@ fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
 }
 
 #[inline(always)]
-fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
+fn may_be_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, is_syn_ack: bool) -> bool {
     let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };
     let Some((backend, _)) = lookup_cache::backend::<F, STACK>(config, frontend) else { return false };
+    if is_syn_ack {
+        return true;
+    }
     let tuple = FlowTuple::<F> {
         client: tuple.client,
         client_port: tuple.client_port,

@@ -16,6 +16,7 @@ mod events;
 mod families;
 mod faults;
 mod formats;
+mod from_antrea;
 mod guard;
 mod install;
 mod kubectl_plugin;

@@ -15,7 +15,7 @@ pub mod throttles;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     str::FromStr,
     sync::Arc,
 };
@@ -382,6 +382,18 @@ impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{} {}", self.node_port, self.protocol, self.family)
     }
+}
+
+/// A connection or UDP flow to a node port whose destination kernel conntrack translates, because of a rule of other
+/// software such as Antrea's agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TranslatedConnection {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The client's address and port.
+    pub client: SocketAddr,
+    /// The node address and node port to which the client sends.
+    pub nat: SocketAddr,
 }
 
 /// The value of a mapping: the Pod port that receives the traffic of the mapping.

@@ -65,6 +65,24 @@ fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
     });
 }
 
+/// Rules of other software, such as Antrea's, translate a connection that a Pod accepts before the port has a mapping.
+/// Kernel conntrack continues to translate the connection, so NPL must not.
+#[test]
+fn connection_that_was_accepted_before_the_mapping_is_a_host_connection() {
+    with_mappings(|lab| {
+        let unmapped: SocketAddr = (node().ip(), NODE_PORT + 1).into();
+        leaves(lab, &tcp(unmapped, client(), SYN | ACK, b""));
+        lab.add(Tcp, unmapped.port(), (other_pod_ip(), 8080).into(), 7);
+        for flags in [ACK, PSH | ACK, FIN | ACK] {
+            let next = tcp(client(), unmapped, flags, b"");
+            lab.ingress(&next).is(&next, reason(Reason::HostConnection));
+        }
+        // A new connection of the same client is translated.
+        let syn = tcp(client(), unmapped, SYN, b"");
+        assert_eq!(lab.ingress(&syn).bytes, to(&syn, (other_pod_ip(), 8080).into()).build());
+    });
+}
+
 /// Without the record of the host connection, replies to a masqueraded connection would reach an unrelated Pod, which
 /// resets it.
 #[test]

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads the connections to node ports that kernel conntrack translates because of rules of other software, such as the
+//! rules that Antrea's agent leaves behind.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    ops::ControlFlow,
+};
+
+use super::{
+    table::if_known,
+    uapi::conntrack,
+    wire::{Connection, Message, find},
+};
+use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::PortRange};
+
+/// Returns the connections and UDP flows to node ports of `range` whose destination kernel conntrack translates; empty
+/// if the kernel has no conntrack.
+///
+/// # Errors
+///
+/// If the kernel returns an error, or does not answer within 10 s.
+pub fn translated_connections(range: PortRange) -> io::Result<Vec<TranslatedConnection>> {
+    let mut found = Vec::new();
+    if let Some(connection) = if_known(Connection::open())? {
+        if_known(connection.list(Message::of_conntrack(conntrack::GET), |entry| {
+            found.extend(parse(entry).filter(|it| range.contains(NodePort(it.nat.port()))));
+            ControlFlow::Continue(())
+        }))?;
+    }
+    Ok(found)
+}
+
+/// Parses an entry of kernel conntrack. `None` if the destination is not translated, or if NPL does not support the
+/// protocol.
+fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
+    let status = u32::from_be_bytes(find(entry, conntrack::STATUS)?.try_into().ok()?);
+    if status & conntrack::DESTINATION_NAT == 0 {
+        return None;
+    }
+    let original = find(entry, conntrack::ORIGINAL)?;
+    let (addresses, transport) = (find(original, conntrack::ADDRESSES)?, find(original, conntrack::PROTOCOL)?);
+    let address = |v4, v6| -> Option<IpAddr> {
+        let of_v4 = find(addresses, v4).and_then(|octets| <[u8; 4]>::try_from(octets).ok()).map(IpAddr::from);
+        of_v4.or_else(|| find(addresses, v6).and_then(|octets| <[u8; 16]>::try_from(octets).ok()).map(IpAddr::from))
+    };
+    let port = |kind| Some(u16::from_be_bytes(find(transport, kind)?.try_into().ok()?));
+    let client = address(conntrack::SOURCE_V4, conntrack::SOURCE_V6)?;
+    let node = address(conntrack::DESTINATION_V4, conntrack::DESTINATION_V6)?;
+    Some(TranslatedConnection {
+        protocol: Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?,
+        client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
+        nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+    use rtnetlink::packet_core::{DefaultNla, Emitable as _};
+
+    use super::{conntrack, parse};
+    use crate::{
+        core::model::{Protocol, TranslatedConnection},
+        nft_guard::wire::{bytes, nest, number},
+    };
+
+    /// The attributes of a conntrack entry, as the kernel sends them.
+    fn entry(status: u32, addresses: &[DefaultNla], protocol: u8) -> Vec<u8> {
+        let transport = [
+            bytes(conntrack::PROTOCOL_NUMBER, &[protocol]),
+            bytes(conntrack::SOURCE_PORT, &40000_u16.to_be_bytes()),
+            bytes(conntrack::DESTINATION_PORT, &61000_u16.to_be_bytes()),
+        ];
+        let original = [nest(conntrack::ADDRESSES, addresses), nest(conntrack::PROTOCOL, &transport)];
+        let attributes = [nest(conntrack::ORIGINAL, &original), number(conntrack::STATUS, status)];
+        let mut value = vec![0; attributes.as_slice().buffer_len()];
+        attributes.as_slice().emit(&mut value);
+        value
+    }
+
+    fn connection(protocol: Protocol, client: impl Into<IpAddr>, node: impl Into<IpAddr>) -> TranslatedConnection {
+        TranslatedConnection { protocol, client: (client, 40000).into(), nat: (node, 61000).into() }
+    }
+
+    const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
+    const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+    /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED` and `IPS_SRC_NAT`.
+    const OTHERS: u32 = 0b1_1110;
+
+    fn addresses() -> [DefaultNla; 2] {
+        [bytes(conntrack::SOURCE_V4, &CLIENT.octets()), bytes(conntrack::DESTINATION_V4, &NODE.octets())]
+    }
+
+    #[test]
+    fn a_connection_with_destination_nat_is_read() {
+        let status = OTHERS | conntrack::DESTINATION_NAT;
+        assert_eq!(parse(&entry(status, &addresses(), 6)), Some(connection(Protocol::Tcp, CLIENT, NODE)));
+        assert_eq!(parse(&entry(status, &addresses(), 17)), Some(connection(Protocol::Udp, CLIENT, NODE)));
+        let [client, node] = [1, 2].map(|last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+        let addresses =
+            [bytes(conntrack::SOURCE_V6, &client.octets()), bytes(conntrack::DESTINATION_V6, &node.octets())];
+        assert_eq!(parse(&entry(status, &addresses, 6)), Some(connection(Protocol::Tcp, client, node)));
+    }
+
+    #[test]
+    fn connections_without_destination_nat_and_other_protocols_are_left_out() {
+        assert_eq!(parse(&entry(OTHERS, &addresses(), 6)), None);
+        assert_eq!(parse(&entry(conntrack::DESTINATION_NAT, &addresses(), 47)), None);
+        assert_eq!(parse(&entry(conntrack::DESTINATION_NAT, &[], 6)), None);
+        assert_eq!(parse(&[]), None);
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A model of the NodePortLocal of Antrea's agent on one Node: its sockets, its iptables rules and its annotations.
+//! The model is written from Antrea's behavior, and uses no code of Antrea.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::echo::Protocol;
+use crate::netns::Netns;
+use crate::tools;
+
+/// The chain of the table `nat` that contains the rules of all mappings.
+pub const CHAIN: &str = "ANTREA-NODE-PORT-LOCAL";
+
+/// The fields of an annotation, which depend on the version of Antrea.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `podPort`, `nodeIP`, `nodePort`, `protocols`.
+    V1_4,
+    /// `protocol` and `protocols`.
+    V1_7,
+    /// `protocol` without `protocols`.
+    V2_0,
+    /// `protocol` and `ipFamily`.
+    V2_6,
+}
+
+/// A mapping of a node port to a Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// The node port.
+    pub node_port: u16,
+    /// The protocol: TCP or UDP.
+    pub protocol: Protocol,
+    /// The Pod's address.
+    pub pod_ip: Ipv4Addr,
+    /// The Pod's port.
+    pub pod_port: u16,
+}
+
+/// The running agent. Dropping this value stops the agent: the kernel closes its sockets, and the rules and annotations
+/// remain.
+#[derive(Debug)]
+pub struct Antrea {
+    _sockets: Vec<Reservation>,
+}
+
+#[derive(Debug)]
+enum Reservation {
+    /// A socket that listens and never accepts.
+    Tcp { _listener: TcpListener },
+    /// A socket that is never read.
+    Udp { _socket: UdpSocket },
+}
+
+impl Antrea {
+    /// Starts the agent: opens a socket for each mapping, and replaces the rules of an earlier agent.
+    ///
+    /// # Errors
+    /// If a port is in use by another process, or if `iptables` fails.
+    pub fn start(node: &Netns, mappings: &[Mapping]) -> Result<Self> {
+        let reserve = || mappings.iter().map(reserve).collect::<Result<Vec<_>>>();
+        let sockets = node.run(reserve)??;
+        if iptables(node, &["-n", "-L", CHAIN]).is_err() {
+            iptables(node, &["-N", CHAIN])?;
+            for chain in ["PREROUTING", "OUTPUT"] {
+                iptables(node, &["-A", chain, "-p", "all", "-m", "addrtype", "--dst-type", "LOCAL", "-j", CHAIN])?;
+            }
+        }
+        flush(node)?;
+        for Mapping { node_port, protocol, pod_ip, pod_port } in mappings {
+            let (name, port) = (protocol.to_string(), node_port.to_string());
+            let to = SocketAddr::from((*pod_ip, *pod_port)).to_string();
+            let rule = ["-A", CHAIN, "-p", &name, "-m", &name, "--dport", &port, "-j", "DNAT", "--to-destination", &to];
+            iptables(node, &rule)?;
+        }
+        Ok(Self { _sockets: sockets })
+    }
+}
+
+impl Mapping {
+    fn element(&self, format: Format, node_ip: IpAddr) -> Value {
+        let Self { node_port, protocol, pod_port, .. } = self;
+        let protocol = protocol.to_string();
+        match format {
+            Format::V1_4 => {
+                json!({"podPort": pod_port, "nodeIP": node_ip, "nodePort": node_port, "protocols": [protocol]})
+            }
+            Format::V1_7 => {
+                json!({"podPort": pod_port, "nodeIP": node_ip, "nodePort": node_port, "protocol": protocol, "protocols": [protocol]})
+            }
+            Format::V2_0 => {
+                json!({"podPort": pod_port, "nodeIP": node_ip, "nodePort": node_port, "protocol": protocol})
+            }
+            Format::V2_6 => {
+                json!({"podPort": pod_port, "nodeIP": node_ip, "nodePort": node_port, "protocol": protocol, "ipFamily": "IPv4"})
+            }
+        }
+    }
+}
+
+/// The annotation of a Pod with these mappings. Antrea does not specify the order of the elements, so the model keeps
+/// the order of `mappings`.
+pub fn annotation(format: Format, node_ip: IpAddr, mappings: &[Mapping]) -> String {
+    Value::from_iter(mappings.iter().map(|mapping| mapping.element(format, node_ip))).to_string()
+}
+
+/// Removes the rules of all mappings, as the operator does after the migration.
+///
+/// # Errors
+/// If `iptables` fails.
+pub fn flush(node: &Netns) -> Result<()> {
+    iptables(node, &["-F", CHAIN]).map(drop)
+}
+
+/// The number of connections and UDP flows that the rules have translated. The table `nat` sees only the first packet
+/// of each connection.
+///
+/// # Errors
+/// If `iptables` fails, or a counter cannot be parsed.
+pub fn translated(node: &Netns) -> Result<u64> {
+    let shown = iptables(node, &["-v", "-n", "-x", "-L", CHAIN])?;
+    let rules = shown.lines().filter(|line| line.contains("DNAT"));
+    let packets = |line: &str| line.split_whitespace().next().and_then(|count| count.parse::<u64>().ok());
+    rules.map(|rule| packets(rule).with_context(|| format!("parse the counter of `{rule}`"))).sum()
+}
+
+fn reserve(mapping: &Mapping) -> Result<Reservation> {
+    let address = (Ipv4Addr::UNSPECIFIED, mapping.node_port);
+    let reserved = match mapping.protocol {
+        Protocol::Tcp => TcpListener::bind(address).map(|listener| Reservation::Tcp { _listener: listener }),
+        Protocol::Udp => UdpSocket::bind(address).map(|socket| Reservation::Udp { _socket: socket }),
+        Protocol::Sctp => bail!("Antrea does not support SCTP"),
+    };
+    reserved.with_context(|| format!("bind port {} of {}", mapping.node_port, mapping.protocol))
+}
+
+fn iptables(node: &Netns, arguments: &[&str]) -> Result<String> {
+    tools::output(node.command("iptables")?.args(["-w", "-t", "nat"]).args(arguments))
+}
