@@ -7,9 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{
-    ProgramError, SchedClassifier, TcAttachType, links::Link as _, tc::SchedClassifierLink, tc::TcHandle,
-};
+use aya::programs::{ProgramError, TcAttachType, links::Link as _, tc::SchedClassifierLink, tc::TcHandle};
 use npl_common::names::PROGRAMS;
 
 use super::{

@@ -285,9 +285,9 @@ impl Pins {
 pub(super) fn meaning_of(components: &[&str], is_dir: bool) -> PinMeaning {
     match *components {
         _ if is_dir => PinMeaning::Directory,
-        [_version, LINK_DIR, link] => meaning_of_link(link),
-        [_version, PROGRAM_DIR, _build, name] if !name.starts_with(CONSTANTS) => PinMeaning::Program,
-        [_version, PROGRAM_DIR, _build, _] | [_version, REPLACED_DIR, _] | [_version, _] => PinMeaning::Map,
+        [_, LINK_DIR, link] => meaning_of_link(link),
+        [_, PROGRAM_DIR, _, name] if !name.starts_with(CONSTANTS) => PinMeaning::Program,
+        [_, PROGRAM_DIR, _, _] | [_, REPLACED_DIR, _] | [_, _] => PinMeaning::Map,
         _ => PinMeaning::Unknown,
     }
 }
