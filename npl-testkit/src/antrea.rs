@@ -104,7 +104,7 @@ impl Mapping {
 /// The annotation of a Pod with these mappings. Antrea does not specify the order of the elements, so the model keeps
 /// the order of `mappings`.
 pub fn annotation(format: Format, node_ip: IpAddr, mappings: &[Mapping]) -> String {
-    Value::from_iter(mappings.iter().map(|mapping| mapping.element(format, node_ip))).to_string()
+    mappings.iter().map(|mapping| mapping.element(format, node_ip)).collect::<Value>().to_string()
 }
 
 /// Removes the rules of all mappings, as the operator does after the migration.

@@ -134,7 +134,7 @@ impl Executor {
                      translate these connections until they end"
                 ),
                 Err(err) => {
-                    warn!(err = %ErrorChain(&err), "cannot record the connections that other software translates")
+                    warn!(err = %ErrorChain(&err), "cannot record the connections that other software translates");
                 }
             },
             Err(err) => warn!(err = %ErrorChain(&err), "cannot read the connections that other software translates"),

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{ProgramError, TcAttachType, links::Link as _, tc::SchedClassifierLink, tc::TcHandle};
+use aya::programs::{ProgramError, TcAttachType, links::Link, tc::SchedClassifierLink, tc::TcHandle};
 use npl_common::names::PROGRAMS;
 
 use super::{
@@ -71,7 +71,7 @@ pub enum CleanupError {
         name: String,
         /// The kernel's error.
         #[source]
-        source: ProgramError,
+        source: Box<ProgramError>,
     },
     /// The nftables table could not be read or removed.
     #[error("read or remove nftables table {}", nft_guard::TABLE)]
@@ -168,8 +168,8 @@ fn remove_filter(filter: &TcFilter, removal: &Removal) -> Result<(), CleanupErro
     };
     let handle = TcHandle::new(filter.handle.0, filter.handle.1);
     let link = SchedClassifierLink::attached(&device, attach_type, filter.priority, handle, None);
-    let removed = link.map_err(ProgramError::IOError).and_then(|link| link.detach());
-    removed.map_err(|source| CleanupError::Filter { device, name: removal.name.clone(), source })
+    let removed = link.map_err(ProgramError::IOError).and_then(Link::detach);
+    removed.map_err(|source| CleanupError::Filter { device, name: removal.name.clone(), source: Box::new(source) })
 }
 
 #[cfg(test)]

@@ -366,7 +366,7 @@ mod tests {
         for direction in Direction::ALL {
             assert_eq!(meaning(&pins.link(7, direction)), PinMeaning::TcLink(7, direction));
         }
-        for program in &SOCKET_PROGRAMS {
+        for program in SOCKET_PROGRAMS {
             assert_eq!(meaning(&pins.socket_link(7, program.hook)), PinMeaning::CgroupLink(program.hook.to_owned()));
         }
         assert_eq!(meaning(&pins.version().join(LINK_DIR).join("7_other")), PinMeaning::Unknown);

@@ -186,7 +186,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
 
 #[test]
 fn the_plugin_collects_every_node_and_names_those_that_it_cannot_collect() {
-    let world = World::with_agent(&[]);
+    let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");

@@ -69,7 +69,7 @@ fn container_is_running(pod: &Value) -> bool {
 fn container_state(pod: &Value) -> String {
     let status = items_at(pod, "/status/containerStatuses").find(|status| text_at(status, "/name") == CONTAINER);
     let Some(status) = status else { return format!("the Pod is {}", text_at(pod, "/status/phase")) };
-    let mut state = match status.pointer("/state").and_then(Value::as_object).and_then(|state| state.iter().next()) {
+    let state = match status.pointer("/state").and_then(Value::as_object).and_then(|state| state.iter().next()) {
         Some((kind, detail)) => {
             let reason = text_at(detail, "/reason");
             if reason.is_empty() { kind.clone() } else { format!("{kind}: {reason}") }
@@ -77,12 +77,10 @@ fn container_state(pod: &Value) -> String {
         None => "waiting".to_owned(),
     };
     let restarts = status.pointer("/restartCount").and_then(Value::as_u64).unwrap_or_default();
-    state += &format!(", {restarts} restarts");
     let of_last_end = ["/state/terminated/exitCode", "/lastState/terminated/exitCode"];
-    if let Some(code) = of_last_end.into_iter().find_map(|pointer| status.pointer(pointer)?.as_i64()) {
-        state += &format!(", last exit code {code}");
-    }
-    state
+    let code = of_last_end.into_iter().find_map(|pointer| status.pointer(pointer)?.as_i64());
+    let last_end = code.map(|code| format!(", last exit code {code}")).unwrap_or_default();
+    format!("{state}, {restarts} restarts{last_end}")
 }
 
 /// Runs a command in an agent's Pod, and returns its exit code and standard output.

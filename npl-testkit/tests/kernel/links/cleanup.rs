@@ -128,7 +128,7 @@ fn assert_dry_run_is_exact(world: &World) -> Vec<Removal> {
     assert_eq!(listed.len(), existing.len(), "{listed:?}");
     assert_eq!(BTreeSet::from_iter(listed), existing);
     assert_eq!(clean_up(world), planned);
-    assert_eq!(paths(world), [PathBuf::new(); 0]);
+    assert_eq!(paths(world), Vec::<PathBuf>::new());
     assert_eq!(dry_run(world), []);
     planned
 }

@@ -76,7 +76,8 @@ mod tests {
         for_each(&elements, work, accept).unwrap();
         assert_eq!(seen.len(), elements.len());
         assert!(*most.lock().unwrap() <= AT_ONCE);
-        for_each(&[] as &[usize], |_| (), |_, _, ()| bail!("no element")).unwrap();
+        let none: [usize; 0] = [];
+        for_each(&none, |_| (), |_, _, ()| bail!("no element")).unwrap();
     }
 
     #[test]
