@@ -97,8 +97,8 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // A word's lowest byte contains the coefficients of x^24 to x^31. Its product with x^8 has at least the degree
-        // of the CRC polynomial, so this element is the remainder of a division.
+        // A word's lowest byte contains the coefficients of x^24 to x^31. Multiplied by x^8, these terms have degree
+        // 32 or more, so the table's element is their remainder modulo the CRC polynomial, which has degree 32.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;

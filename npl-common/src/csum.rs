@@ -69,8 +69,8 @@ pub enum Field {
     PseudoHeader,
 }
 
-/// The content of a transport checksum field, inferred from the values before and after the kernel's helper updated the
-/// field. `difference` is the change of the pseudo-header's sum.
+/// Whether a transport checksum field contains a complete checksum or only the pseudo-header sum, inferred from the
+/// field's values before and after the kernel's helper updated the field. `difference` is the change of the pseudo-header's sum.
 ///
 /// Programs cannot read whether a field contains a complete checksum or only the pseudo-header sum. The helper
 /// subtracts the change from a complete checksum, and adds the change to a pseudo-header sum. The result is `None` if

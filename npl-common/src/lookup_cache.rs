@@ -163,7 +163,8 @@ mod tests {
         assert!(slots.iter().all(|slot| *slot < CACHED_MAPPINGS));
     }
 
-    /// A copy that two programs wrote concurrently, or that was written in another epoch, must be invalid.
+    /// The checksum must not match if parts of the copy come from two programs that wrote at the same time, or if the
+    /// copy is from another epoch, of another node port or protocol, or of another seed.
     #[test]
     fn a_change_of_any_input_changes_the_checksum() {
         let (words, others) = ([0x0a0a_0a0a_0000_1f90, 1], [0x0b0b_0b0b_0000_1f90, 2]);

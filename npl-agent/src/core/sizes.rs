@@ -165,8 +165,8 @@ const fn kept_aside(possible_cpus: u32) -> u32 {
     FREE_PER_CPU.saturating_mul(possible_cpus)
 }
 
-/// Returns the memory of one map in bytes. `map` is an element of the map catalog, which may describe several maps;
-/// `position` is the position of the map's name in this element.
+/// Returns the memory of one map in bytes. `map` is an entry of the map catalog: one map, or an IPv4 map and an IPv6
+/// map of the same purpose. `position` selects the map: 0 for the only or the IPv4 map, 1 for the IPv6 map.
 pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -> u64 {
     let size = |content: npl_common::catalog::Content| (content.size(position) as u64).next_multiple_of(8);
     let (entries, cpus) = (u64::from(entries), u64::from(possible_cpus));

@@ -260,7 +260,7 @@ impl Tables {
         self.family(family).socket_rnat_fill()
     }
 
-    /// Number of established conntrack entries of IPv4 and IPv6.
+    /// The number of entries in NPL's flow tables: of IPv4 first, then of IPv6.
     ///
     /// # Errors
     ///

@@ -26,8 +26,8 @@ struct Extension {
     protocol: u8,
     /// Length of the header after its first eight bytes, in units of eight bytes; 0 in a fragment header.
     length: u8,
-    /// In a routing header: the routing type, then the number of segments left. Of extension headers other than routing
-    /// headers, the programs do not use these bytes.
+    /// In a routing header: the routing type, then the number of segments left. The programs read only the number of
+    /// segments left, and ignore both bytes in all other extension headers.
     type_and_segments: [u8; 2],
 }
 

@@ -297,7 +297,8 @@ fn each_value_sets_its_field() {
     assert_each_sets_its_field(FIELDS, &[]);
 }
 
-/// Checks that the values of each case, with those of `base`, set the field, and that `base` alone does not.
+/// Checks each case's field in the rendered chart: with the values of the case and of `base`, the field has the expected
+/// content; with `base` alone, the field has another content or is absent.
 pub(crate) fn assert_each_sets_its_field(cases: &[Case], base: &[(&str, &str)]) {
     let mut batches: Vec<Vec<&Case>> = Vec::new();
     for case in cases {

@@ -224,7 +224,8 @@ enum End {
     Open,
 }
 
-/// The result of the rules that were evaluated so far, including rules that may match the request.
+/// The result of the rules that were evaluated so far. `may_accept` and `may_refuse_in` are the possible effects of
+/// rules for which the doctor cannot tell whether they match the request.
 #[derive(Debug, Clone, Copy)]
 struct ChainOutcome<'a> {
     end: End,

@@ -56,8 +56,8 @@ fn swept(lab: &mut Lab, later: Duration) -> usize {
     lab.datapath.tables.remove_expired_flows(now() + later, |_, _| {}).unwrap()
 }
 
-/// Removes every conntrack entry, as if no packet had arrived for longer than every idle timeout. The words of the
-/// half-open cache stay.
+/// Removes every conntrack entry, as if no packet had arrived for longer than every idle timeout. The
+/// half-open cache keeps the entries of the flows, but an entry of an established flow gets the phase "replied".
 pub(super) fn expire_flows(lab: &mut Lab) {
     swept(lab, AFTER_ALL);
 }
