@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{ProgramError, TcAttachType, links::Link, tc::SchedClassifierLink, tc::TcHandle};
+use aya::programs::{ProgramError, TcAttachType, TcError, links::Link, tc::SchedClassifierLink, tc::TcHandle};
 use npl_common::names::PROGRAMS;
 
 use super::{
@@ -84,11 +84,17 @@ async fn read(pins: &Pins, errors: &mut Vec<CleanupError>) -> KernelState {
         errors.push(error.into());
         Vec::new()
     });
+    // The marks of clsact qdiscs that stay, because the filters of their devices could not be read. A later cleanup
+    // needs these marks.
+    let mut kept = marks.clone();
     match netlink::read_filters().await {
         Ok(read) => {
-            state.own_qdiscs = marks.into_iter().filter(|ifindex| read.with_clsact.contains(ifindex)).collect();
+            kept.retain(|ifindex| read.unread.contains_key(ifindex));
+            let is_read = |ifindex: &u32| read.with_clsact.contains(ifindex) && !read.unread.contains_key(ifindex);
+            state.own_qdiscs = marks.into_iter().filter(is_read).collect();
             state.own_qdiscs.sort_unstable();
             (state.devices, state.filters) = (read.devices, read.filters);
+            errors.extend(read.unread.into_values().map(CleanupError::from));
         }
         Err(error) => errors.push(error.into()),
     }
@@ -102,6 +108,8 @@ async fn read(pins: &Pins, errors: &mut Vec<CleanupError>) -> KernelState {
     if pins.root().is_dir() && !is_mount_point(pins.root()) {
         state.pins.push(PinEntry { path: pins.root().to_owned(), meaning: PinMeaning::Directory });
     }
+    let kept: Vec<PathBuf> = kept.into_iter().map(|ifindex| pins.clsact_mark(ifindex)).collect();
+    state.pins.retain(|entry| !kept.iter().any(|mark| mark.starts_with(&entry.path)));
     state
 }
 
@@ -143,7 +151,7 @@ async fn remove(removal: &Removal) -> Result<bool, CleanupError> {
     match &removal.target {
         RemovalTarget::Pin(path) => unpin(path)?,
         RemovalTarget::Directory(path) => return remove_directory(path).map_err(CleanupError::from),
-        RemovalTarget::Filter(filter) => remove_filter(filter, removal)?,
+        RemovalTarget::Filter(filter) => return remove_filter(filter, removal),
         RemovalTarget::Qdisc(ifindex) => return Ok(netlink::remove_unused_clsact(*ifindex).await?.is_some()),
         RemovalTarget::Table => return nft_guard::remove().map_err(CleanupError::Guard),
     }
@@ -160,7 +168,8 @@ fn remove_directory(path: &Path) -> Result<bool, DatapathError> {
     }
 }
 
-fn remove_filter(filter: &TcFilter, removal: &Removal) -> Result<(), CleanupError> {
+/// Removes a filter. Returns `false` if the filter, its qdisc or its device no longer exists.
+fn remove_filter(filter: &TcFilter, removal: &Removal) -> Result<bool, CleanupError> {
     let device = removal.device.clone().unwrap_or_default();
     let attach_type = match filter.side {
         Side::Ingress => TcAttachType::Ingress,
@@ -169,7 +178,23 @@ fn remove_filter(filter: &TcFilter, removal: &Removal) -> Result<(), CleanupErro
     let handle = TcHandle::new(filter.handle.0, filter.handle.1);
     let link = SchedClassifierLink::attached(&device, attach_type, filter.priority, handle, None);
     let removed = link.map_err(ProgramError::IOError).and_then(Link::detach);
-    removed.map_err(|source| CleanupError::Filter { device, name: removal.name.clone(), source: Box::new(source) })
+    match removed {
+        Ok(()) => Ok(true),
+        Err(error) if is_of_gone_filter(&error) => Ok(false),
+        Err(error) => Err(CleanupError::Filter { device, name: removal.name.clone(), source: Box::new(error) }),
+    }
+}
+
+fn is_of_gone_filter(error: &ProgramError) -> bool {
+    let code = if let ProgramError::NetlinkError(error) | ProgramError::TcError(TcError::NetlinkError(error)) = error {
+        error.raw_os_error()
+    } else if let ProgramError::IOError(error) = error {
+        error.raw_os_error()
+    } else {
+        None
+    };
+    // The kernel returns EINVAL if the qdisc does not exist.
+    matches!(code, Some(libc::ENODEV | libc::ENXIO | libc::ENOENT | libc::EINVAL))
 }
 
 #[cfg(test)]

@@ -78,6 +78,24 @@ pub enum NetlinkError {
     },
 }
 
+impl NetlinkError {
+    /// The error number that the kernel returned for a request; `None` for other errors.
+    fn code(&self) -> Option<i32> {
+        let Self::Request { source: rtnetlink::Error::NetlinkError(message), .. } = self else { return None };
+        message.to_io().raw_os_error()
+    }
+
+    /// Whether the kernel was built without the subsystem of the request.
+    fn is_unsupported(&self) -> bool {
+        self.code() == Some(libc::EOPNOTSUPP)
+    }
+
+    /// Whether the device of the request no longer exists.
+    fn is_of_gone_device(&self) -> bool {
+        matches!(self.code(), Some(libc::ENODEV | libc::ENXIO))
+    }
+}
+
 fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
     move |source| NetlinkError::Request { operation, source }
 }

@@ -152,21 +152,26 @@ pub struct TcState {
     pub devices: BTreeMap<u32, String>,
     /// The ifindex of every device with a clsact qdisc.
     pub with_clsact: BTreeSet<u32>,
-    /// The filters of all devices.
+    /// The filters of all devices whose filters could be read.
     pub filters: Vec<TcFilter>,
+    /// The errors of devices whose filters could not be read, by ifindex.
+    pub unread: BTreeMap<u32, NetlinkError>,
 }
 
 /// Reads the filters of all devices. Devices of a kernel without traffic control have none.
 ///
 /// # Errors
 ///
-/// If the kernel returns an error for a request.
+/// If the devices or their qdiscs cannot be listed.
 pub async fn read_filters() -> Result<TcState, NetlinkError> {
     let NetworkState { devices, queues, .. } = read_network().await?;
     let mut state = TcState::default();
+    let mut queues = match queues {
+        Err(error) if error.is_unsupported() => Queues::new(),
+        queues => queues?,
+    };
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
-    let mut queues = queues.unwrap_or_default();
     for device in devices {
         let queues = queues.remove(&device.ifindex).unwrap_or_default();
         let attachments = DeviceAttachments { queues, ..DeviceAttachments::default() };
@@ -176,10 +181,13 @@ pub async fn read_filters() -> Result<TcState, NetlinkError> {
         }
         if let Ok(index) = i32::try_from(device.ifindex) {
             for side in sides {
-                let filters = dump_filters(&handle, index, *side).await;
-                // If the dump fails, the connection's task is ended before the error is returned.
-                let filters = filters.inspect_err(|_| driver.abort())?;
-                state.filters.extend(filters.iter().map(|filter| facts_of(device.ifindex, *side, filter)));
+                match dump_filters(&handle, index, *side).await {
+                    Ok(filters) => {
+                        state.filters.extend(filters.iter().map(|filter| facts_of(device.ifindex, *side, filter)));
+                    }
+                    Err(error) if error.is_of_gone_device() => {}
+                    Err(error) => drop(state.unread.insert(device.ifindex, error)),
+                }
             }
         }
         state.devices.insert(device.ifindex, device.name);
@@ -227,6 +235,8 @@ async fn remove_clsact(handle: &Handle, ifindex: u32) -> Result<Option<String>, 
     message.header.parent = TcHandle::CLSACT;
     message.header.handle = TcHandle { major: 0xffff, minor: 0 };
     message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
-    delete.execute().await.map_err(request("remove the clsact qdisc"))?;
-    Ok(Some(device.name))
+    match delete.execute().await.map_err(request("remove the clsact qdisc")) {
+        Err(error) if error.is_of_gone_device() => Ok(None),
+        deleted => deleted.map(|()| Some(device.name)),
+    }
 }
