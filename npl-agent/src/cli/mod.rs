@@ -20,7 +20,10 @@ pub mod trace;
 pub mod why;
 
 use std::{
+    fs::{File, OpenOptions},
     io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
     time::Duration,
 };
 
@@ -38,6 +41,13 @@ pub fn report_error(error: &anyhow::Error) {
 fn note(text: &str) {
     // The error is ignored: a failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {text}"));
+}
+
+/// Creates a file that only its owner may read, because it may contain addresses or payload of clients. An existing file
+/// is not overwritten: the command may run as root, and could then destroy any file of the Node.
+fn new_private_file(path: &Path) -> io::Result<File> {
+    const ONLY_OWNER: u32 = 0o600;
+    OpenOptions::new().write(true).create_new(true).mode(ONLY_OWNER).open(path)
 }
 
 /// Prints to standard output. A closed pipe is not an error, because `head` and pagers close the pipe early.

@@ -91,9 +91,9 @@ pub enum KubectlCommand {
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
     /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, and the views of
-    /// the cluster. A Node that cannot be collected does not stop the others, and is named with the reason in
-    /// summary.json. The archive contains no Secret, no environment, no log, no label, and no annotation of other
-    /// software. Exits with 2 if the documents of a Node are missing.
+    /// the cluster. If the documents of a Node cannot be read, the command continues with the other Nodes, and
+    /// summary.json contains the reason. The archive contains no Secret, no environment, no log, no label, and no
+    /// annotation of other software. Exits with 2 if documents of a Node or of the cluster are missing.
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(ClusterBundleArgs),
     /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor, bundle, cleanup. The command

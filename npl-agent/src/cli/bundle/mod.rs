@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     io::{self, IsTerminal as _, Write as _},
     path::Path,
     time::Duration,
@@ -17,7 +16,7 @@ use npl_common::names::{ABI_VERSION, PINNED_MAPS};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{doctor, flows, mappings, note, print_json, status};
+use super::{doctor, flows, mappings, new_private_file, note, print_json, status};
 use crate::{
     config::args::{BundleArgs, OutputFormat},
     datapath::{Pins, kernel_clock, preflight},
@@ -68,7 +67,7 @@ pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
     let archive = archive(&documents).context("write the archive")?;
     match args.file.as_deref() {
         Some(path) if path != Path::new("-") => {
-            let written = File::create_new(path).and_then(|mut file| file.write_all(&archive));
+            let written = new_private_file(path).and_then(|mut file| file.write_all(&archive));
             written.with_context(|| format!("write {}: choose the path of a new file", path.display()))?;
             note(&format!("wrote {} bytes to {}", archive.len(), path.display()));
         }

@@ -2,7 +2,7 @@
 //! Waits for processes of kubectl, and checks for signals and time limits during the wait.
 
 use std::{
-    io::{BufRead as _, BufReader, Read},
+    io::{self, BufRead as _, BufReader, Read},
     process::{Child, Output},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     thread,
@@ -10,6 +10,9 @@ use std::{
 };
 
 use anyhow::ensure;
+
+/// The number of bytes that are kept of a process's standard error, which is only shown to the user.
+const STDERR_BYTES: usize = 64 << 10;
 
 /// The interval between two checks for signals and time limits.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -26,7 +29,7 @@ pub(super) fn output_within(
     limit: usize,
     check: impl Fn() -> anyhow::Result<()>,
 ) -> anyhow::Result<Output> {
-    let (stdout, stderr) = (whole(process.stdout.take(), limit), whole(process.stderr.take(), usize::MAX));
+    let (stdout, stderr) = (whole(process.stdout.take(), limit), beginning(process.stderr.take(), STDERR_BYTES));
     let wait = |process: &mut Child| {
         let stdout = receive(&stdout, &check)?.unwrap_or_default();
         ensure!(stdout.len() <= limit, "the output has more than {limit} bytes");
@@ -73,18 +76,35 @@ pub(super) fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-/// Starts a thread that reads all bytes of a pipe, or one byte more than `limit` if there are more. The thread is not joined: a process that kubectl has started may
-/// keep the pipe open longer than kubectl runs.
+/// Starts a thread that reads all bytes of a pipe, or one byte more than `limit` if there are more. The thread is not
+/// joined: a process that kubectl has started may keep the pipe open longer than kubectl runs.
 fn whole(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec<u8>> {
+    read_on_thread(pipe, move |pipe| {
+        let mut read = Vec::new();
+        // A read error is ignored: the bytes that were read before the error are returned.
+        drop(pipe.take((limit as u64).saturating_add(1)).read_to_end(&mut read));
+        read
+    })
+}
+
+/// Does the same as [`whole`], but returns at most `limit` bytes, and discards the further ones, so that the process can
+/// continue to write.
+fn beginning(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec<u8>> {
+    read_on_thread(pipe, move |mut pipe| {
+        let mut read = Vec::new();
+        drop(pipe.by_ref().take(limit as u64).read_to_end(&mut read));
+        drop(io::copy(&mut pipe, &mut io::sink()));
+        read
+    })
+}
+
+fn read_on_thread<P: Read + Send + 'static>(
+    pipe: Option<P>,
+    read: impl FnOnce(P) -> Vec<u8> + Send + 'static,
+) -> Receiver<Vec<u8>> {
     let (sender, bytes) = mpsc::channel();
     if let Some(pipe) = pipe {
-        let mut pipe = pipe.take((limit as u64).saturating_add(1));
-        thread::spawn(move || {
-            let mut read = Vec::new();
-            // A read error is ignored: the bytes that were read before the error are sent.
-            drop(pipe.read_to_end(&mut read));
-            drop(sender.send(read));
-        });
+        thread::spawn(move || drop(sender.send(read(pipe))));
     }
     bytes
 }
@@ -102,6 +122,12 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
+    }
+
+    #[test]
+    fn of_much_standard_error_only_the_beginning_is_kept() {
+        let output = output(shell("head -c 10000000 /dev/zero >&2; echo done"), || Ok(())).unwrap();
+        assert_eq!((output.stdout, output.stderr.len()), (b"done\n".to_vec(), STDERR_BYTES));
     }
 
     #[test]

@@ -5,9 +5,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    fs::OpenOptions,
     io::{self, BufWriter, Write},
-    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::Duration,
 };
@@ -25,10 +23,11 @@ use pcap_file::{
     },
 };
 
-use crate::core::packet_trace::{Hook, Step};
+use crate::{
+    cli::new_private_file,
+    core::packet_trace::{Hook, Step},
+};
 
-/// The mode of the pcapng file. Only the owner may read the file, because the packets contain payload of clients.
-const ONLY_OWNER: u32 = 0o600;
 /// The resolution of time stamps: 10⁻⁹ s, as the library pcap-file writes them.
 const NANOSECONDS: u8 = 9;
 
@@ -60,10 +59,7 @@ impl Capture {
         let to: Box<dyn Write + Send> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            // An existing file is not overwritten, because the command may run as root and could then destroy any file
-            // of the Node.
-            let file = OpenOptions::new().write(true).create_new(true).mode(ONLY_OWNER).open(path);
-            Box::new(file.with_context(|| format!("create {}", path.display()))?)
+            Box::new(new_private_file(path).with_context(|| format!("create {}", path.display()))?)
         };
         Self::to(to)
     }

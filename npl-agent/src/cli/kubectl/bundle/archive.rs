@@ -14,7 +14,7 @@ use crate::cli::bundle::{DOCUMENTS, FOLDER, append};
 const UNPACKED_BYTES: u64 = 128 << 20;
 const README: &str = "kubectl npl bundle: the state of NPL in one cluster.
 
-summary.json             the Nodes, which of them are in this archive, and the reasons why others are not
+summary.json             each Node, whether its documents are in this archive, and if not, why
 cluster/status.json      the rows of `kubectl npl status`, from the documents of the Nodes
 cluster/nodes.json       names, addresses and versions of the Nodes
 cluster/agents.json      the agents' Pods: Node, image, state, restarts
@@ -39,7 +39,7 @@ software.
 pub(super) struct Unpacked {
     /// Name and content of each document.
     pub(super) documents: Vec<(&'static str, Vec<u8>)>,
-    /// The number of files that no document of this version is, and that are left out.
+    /// The number of files that are left out, because this version does not know their names.
     pub(super) ignored: usize,
 }
 

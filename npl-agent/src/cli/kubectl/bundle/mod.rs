@@ -9,7 +9,7 @@ mod views;
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs,
     io::{self, IsTerminal as _, Write},
     path::Path,
     process::ExitCode,
@@ -31,7 +31,11 @@ use super::{
     status::{self, Row},
     text_at,
 };
-use crate::{cli::note, config::kubectl_args::ClusterBundleArgs, core::verdict::HealthVerdict};
+use crate::{
+    cli::{new_private_file, note},
+    config::kubectl_args::ClusterBundleArgs,
+    core::verdict::HealthVerdict,
+};
 
 /// The limit for the whole command. Nodes that are not collected by then are named in the summary.
 const LIMIT: Duration = Duration::from_hours(1);
@@ -52,7 +56,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Re
     let kubectl = kubectl.within(&interrupt);
     let Some(path) = file else { return write(kubectl, args, io::stdout().lock()) };
     let out =
-        File::create_new(path).with_context(|| format!("create {}: choose the path of a new file", path.display()));
+        new_private_file(path).with_context(|| format!("create {}: choose the path of a new file", path.display()));
     let written = write(kubectl, args, out?);
     match &written {
         Ok(_) => note(&format!("wrote {}", path.display())),

@@ -148,9 +148,11 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Returns the beginning of a reason, on one line.
+/// Returns the beginning of a reason, on one line. Control characters are left out, because a Node's text must not
+/// control the operator's terminal.
 pub(super) fn shortened(reason: &str) -> String {
-    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = reason.split_whitespace().map(|word| word.chars().filter(|it| !it.is_control()).collect::<String>());
+    let line = words.collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(REASON) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
         None => line,
