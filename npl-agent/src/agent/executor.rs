@@ -117,8 +117,8 @@ impl Executor {
         outcomes
     }
 
-    /// Leaves the connections that rules of other software translate, such as Antrea's, to these rules. Without the
-    /// records, NPL would translate the next packet of such a connection before kernel conntrack tracks it. Kernel
+    /// Records the connections that rules of other software, such as Antrea's, translate, so that NPL does not translate
+    /// them. Without the records, NPL would translate the next packet of such a connection before kernel conntrack tracks it. Kernel
     /// conntrack would then see a second connection with the same reply tuple, and change its source port, and the Pod
     /// would reset the connection.
     ///

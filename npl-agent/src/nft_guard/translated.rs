@@ -15,8 +15,8 @@ use super::{
 };
 use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::PortRange};
 
-/// Returns the connections and UDP flows to node ports of `range` whose destination kernel conntrack translates; empty
-/// if the kernel has no conntrack.
+/// Returns the connections and UDP flows to node ports of `range` whose destination kernel conntrack translates, without
+/// TCP connections that have ended; empty if the kernel has no conntrack.
 ///
 /// # Errors
 ///
@@ -32,11 +32,11 @@ pub fn translated_connections(range: PortRange) -> io::Result<Vec<TranslatedConn
     Ok(found)
 }
 
-/// Parses an entry of kernel conntrack. `None` if the destination is not translated, or if NPL does not support the
-/// protocol.
+/// Parses an entry of kernel conntrack. `None` if the destination is not translated, if the connection has ended, or if
+/// NPL does not support the protocol.
 fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     let status = u32::from_be_bytes(find(entry, conntrack::STATUS)?.try_into().ok()?);
-    if status & conntrack::DESTINATION_NAT == 0 {
+    if status & conntrack::DESTINATION_NAT == 0 || has_ended(entry) {
         return None;
     }
     let original = find(entry, conntrack::ORIGINAL)?;
@@ -53,6 +53,13 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
         client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
         nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
     })
+}
+
+/// Whether an entry is of a TCP connection that has ended, and is only kept for late packets.
+fn has_ended(entry: &[u8]) -> bool {
+    let state = find(entry, conntrack::PROTOCOL_STATE)
+        .and_then(|state| find(find(state, conntrack::TCP)?, conntrack::TCP_STATE)?.first());
+    state.is_some_and(|state| conntrack::ENDED.contains(state))
 }
 
 #[cfg(test)]
@@ -103,6 +110,21 @@ mod tests {
         let addresses =
             [bytes(conntrack::SOURCE_V6, &client.octets()), bytes(conntrack::DESTINATION_V6, &node.octets())];
         assert_eq!(parse(&entry(status, &addresses, 6)), Some(connection(Protocol::Tcp, client, node)));
+    }
+
+    #[test]
+    fn tcp_connections_that_have_ended_are_left_out() {
+        let in_state = |state: u8| {
+            let state = nest(conntrack::TCP, &[bytes(conntrack::TCP_STATE, &[state])]);
+            let attribute = nest(conntrack::PROTOCOL_STATE, &[state]);
+            let mut value = entry(OTHERS | conntrack::DESTINATION_NAT, &addresses(), 6);
+            let from = value.len();
+            value.resize(from + attribute.buffer_len(), 0);
+            attribute.emit(&mut value[from..]);
+            parse(&value).is_some()
+        };
+        // SYN_RECV, ESTABLISHED, FIN_WAIT, LAST_ACK, then TIME_WAIT and CLOSE.
+        assert_eq!([2, 3, 4, 6, 7, 8].map(in_state), [true, true, true, true, false, false]);
     }
 
     #[test]

@@ -126,6 +126,7 @@ pub(super) mod conntrack {
     pub(in super::super) const GET: u16 = 1;
     pub(in super::super) const ORIGINAL: u16 = 1;
     pub(in super::super) const STATUS: u16 = 3;
+    pub(in super::super) const PROTOCOL_STATE: u16 = 4;
     pub(in super::super) const ADDRESSES: u16 = 1;
     pub(in super::super) const PROTOCOL: u16 = 2;
     pub(in super::super) const SOURCE_V4: u16 = 1;
@@ -135,6 +136,10 @@ pub(super) mod conntrack {
     pub(in super::super) const PROTOCOL_NUMBER: u16 = 1;
     pub(in super::super) const SOURCE_PORT: u16 = 2;
     pub(in super::super) const DESTINATION_PORT: u16 = 3;
+    pub(in super::super) const TCP: u16 = 1;
+    pub(in super::super) const TCP_STATE: u16 = 1;
+    /// `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
+    pub(in super::super) const ENDED: [u8; 2] = [7, 8];
     /// `IPS_DST_NAT`: the connection's destination is translated.
     pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;
 }
