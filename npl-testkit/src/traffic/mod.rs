@@ -207,7 +207,8 @@ pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Ans
 /// Whether a segment of the client, its SYN included, was lost. The kernel also retransmits a segment whose
 /// acknowledgment is late, for example after the machine was paused. The server reports a segment that arrived twice by
 /// a DSACK (RFC 2883), so a segment was lost if the kernel has retransmitted more segments than DSACKs arrived. The
-/// server answers a repeated SYN without a DSACK, so each repeated SYN counts as lost.
+/// server answers a repeated SYN without a DSACK, so each repeated SYN counts as lost. Lost packets of the server do not
+/// count.
 pub fn has_lost_segments(stream: &TcpStream) -> std::io::Result<bool> {
     // A DSACK may arrive after the answer.
     let nothing_is_lost = || match segments(stream) {

@@ -196,11 +196,12 @@ fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     world.node().nft(COUNT_FORWARDED).unwrap();
     let forwarded = || world.node().packets_counted("inet npl_test forwarded").unwrap();
     // Several questions follow each other, because reading the counter takes longer than an observation is valid on a
-    // slow machine. Without offload, the stack forwards two packets for each question.
+    // slow machine. Without offload, the stack forwards two packets for each question; with
+    // offload of one direction only, at least one.
     let is_offloaded = || {
         let before = forwarded();
         (0..5).for_each(|_| assert!(is_answered(&socket)));
-        (forwarded() - before < 2 * 5).then_some(())
+        (forwarded() - before < 5).then_some(())
     };
     poll::until("an offloaded flow", LIMIT, is_offloaded).unwrap();
     program.change(DROPS).unwrap();

@@ -41,7 +41,9 @@ struct Outcomes {
 struct Response {
     /// Whether the Pod has observed the client's address.
     is_own: bool,
-    /// Whether a packet of the client was lost. For UDP, whether the client has sent a datagram again.
+    /// The time until the answer.
+    took: Duration,
+    /// Whether a packet of the client was lost; for TCP, only if the answer was late. For UDP, whether the client has sent a datagram again.
     has_lost: bool,
 }
 
@@ -51,15 +53,19 @@ impl NewClients {
         let mut all = Self::default();
         while !is_over.load(Ordering::Relaxed) {
             all.tcp.add(|| {
+                let start = Instant::now();
                 let stream = traffic::tcp_connect(from, server)?;
                 let is_own = traffic::tcp_ask(&stream, "hello")?.client.ip() == client;
-                Ok(Response { is_own, has_lost: traffic::has_lost_segments(&stream)? })
+                let took = start.elapsed();
+                let is_late = took >= response_limit();
+                Ok(Response { is_own, took, has_lost: is_late && traffic::has_lost_segments(&stream)? })
             });
             // A lost datagram is no failure, because the client sends it again after 200 ms.
             all.udp.add(|| {
+                let start = Instant::now();
                 let UdpAnswer { answer, attempts } =
                     traffic::udp_request(from, server, b"hello", UdpOptions::default())?;
-                Ok(Response { is_own: answer.client.ip() == client, has_lost: attempts > 1 })
+                Ok(Response { is_own: answer.client.ip() == client, took: start.elapsed(), has_lost: attempts > 1 })
             });
             // This sleep limits the rate of clients, and is no wait for a condition.
             thread::sleep(INTERVAL);
@@ -80,15 +86,12 @@ impl NewClients {
 
 impl Outcomes {
     fn add(&mut self, request: impl FnOnce() -> anyhow::Result<Response>) {
-        let start = Instant::now();
-        let outcome = request();
-        let took = start.elapsed();
-        match outcome {
-            Ok(Response { is_own: true, has_lost }) if took < response_limit() || !has_lost => {
+        match request() {
+            Ok(Response { is_own: true, took, has_lost }) if took < response_limit() || !has_lost => {
                 self.served += 1;
                 self.slowest = self.slowest.max(took);
             }
-            Ok(_late_or_wrong) => self.failures.push(format!("not answered as expected within {took:?}")),
+            Ok(Response { took, .. }) => self.failures.push(format!("not answered as expected within {took:?}")),
             Err(error) => self.failures.push(format!("{error:#}")),
         }
     }
