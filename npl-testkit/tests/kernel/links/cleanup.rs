@@ -171,8 +171,11 @@ fn dry_run_on_a_node_without_kernel_state_lists_nothing() {
 /// A crash of the agent or of the cleanup can leave any part of the objects.
 #[test]
 fn dry_run_is_exact_after_a_crash_left_half_of_the_objects() {
-    for remainder in [0, 1] {
+    for (remainder, with_filters) in [(0, false), (1, false), (0, true), (1, true)] {
         let mut world = World::fresh(1);
+        if with_filters {
+            world.use_filters();
+        }
         // Without TCX, NPL has added the qdisc itself, and the record of this is a directory, which stays.
         let is_added_by_npl = world.datapath().hooks.mechanism() != "tcx";
         world.datapath = None;
