@@ -25,30 +25,17 @@ use crate::{
 
 /// The directory in the archive that contains the documents.
 pub(super) const FOLDER: &str = "npl-bundle";
-/// The names of all documents.
-pub(super) const DOCUMENTS: [&str; 8] = [
-    "agent.json",
-    "doctor.json",
-    "errors.json",
-    "flows.json",
-    "mappings.json",
-    "pins.json",
-    "status.json",
-    "version.json",
+/// The names of all documents, and what each contains.
+pub(super) const DOCUMENTS: [(&str, &str); 8] = [
+    ("version.json", "versions of agent, maps and kernel"),
+    ("status.json", "the output of `npl-agent status`"),
+    ("mappings.json", "the output of `npl-agent mappings --all`"),
+    ("doctor.json", "the output of `npl-agent doctor`"),
+    ("flows.json", "the output of `npl-agent flows`, with client addresses; only with --flows"),
+    ("agent.json", "the state of the running agent: names of Pods, Services and devices"),
+    ("pins.json", "which maps are pinned"),
+    ("errors.json", "the documents that could not be read, and why"),
 ];
-const README: &str = "npl-agent bundle: the state of NPL on one Node.
-
-version.json    versions of agent, maps and kernel
-status.json     the output of `npl-agent status`
-mappings.json   the output of `npl-agent mappings --all`
-doctor.json     the output of `npl-agent doctor`
-flows.json      the output of `npl-agent flows`, with client addresses; only with --flows
-agent.json      the state of the running agent: names of Pods, Services and devices
-pins.json       which maps are pinned
-errors.json     the documents that could not be read, and why
-
-Not in this archive: Secrets, tokens, environment variables, kubeconfigs, logs, annotations and labels.
-";
 
 /// The documents of the archive, by file name.
 pub(super) type Documents = BTreeMap<&'static str, Value>;
@@ -65,18 +52,27 @@ pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
         return print_json(&documents);
     }
     let archive = archive(&documents).context("write the archive")?;
-    match args.file.as_deref() {
-        Some(path) if path != Path::new("-") => {
+    match new_file(args.file.as_deref())? {
+        Some(path) => {
             let written = new_private_file(path).and_then(|mut file| file.write_all(&archive));
             written.with_context(|| format!("write {}: choose the path of a new file", path.display()))?;
             note(&format!("wrote {} bytes to {}", archive.len(), path.display()));
         }
-        None if io::stdout().is_terminal() => {
-            bail!("the archive is not for a terminal: redirect the output, or give --file npl-bundle.tar.gz")
-        }
-        Some(_) | None => io::stdout().lock().write_all(&archive).context("write to standard output")?,
+        None => io::stdout().lock().write_all(&archive).context("write to standard output")?,
     }
     Ok(())
+}
+
+/// Returns the path of the archive from `--file`; `None` for standard output.
+///
+/// # Errors
+///
+/// If the flag is not given, and standard output is a terminal.
+pub(super) fn new_file(file: Option<&Path>) -> anyhow::Result<Option<&Path>> {
+    if file.is_none() && io::stdout().is_terminal() {
+        bail!("the archive is not for a terminal: redirect the output, or give --file npl-bundle.tar.gz")
+    }
+    Ok(file.filter(|path| *path != Path::new("-")))
 }
 
 /// Collects every document of the archive.
@@ -119,11 +115,24 @@ pub(super) fn document(value: impl Serialize) -> anyhow::Result<Value> {
 /// Packs the documents into a compressed tar archive.
 pub(super) fn archive(documents: &Documents) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
-    append(&mut archive, "README.txt", README.as_bytes())?;
+    append(&mut archive, "README.txt", readme().as_bytes())?;
     for (name, document) in documents {
         append(&mut archive, name, serde_json::to_string_pretty(document)?.as_bytes())?;
     }
     archive.into_inner()?.finish()
+}
+
+fn readme() -> String {
+    format!(
+        "npl-agent bundle: the state of NPL on one Node.\n\n{}\nNot in this archive: Secrets, tokens, environment \
+         variables, kubeconfigs, logs, annotations and labels.\n",
+        contents("", 16)
+    )
+}
+
+/// Returns a line for each document: `indent`, the name in a column of `width` characters, and the content.
+pub(super) fn contents(indent: &str, width: usize) -> String {
+    DOCUMENTS.map(|(name, content)| format!("{indent}{name:<width$}{content}\n")).concat()
 }
 
 /// Adds a file below [`FOLDER`], which only the user of the archive can read.
@@ -141,7 +150,7 @@ mod tests {
     use flate2::read::GzDecoder;
     use serde_json::json;
 
-    use super::{DOCUMENTS, Documents, README, archive};
+    use super::{DOCUMENTS, Documents, archive, readme};
 
     #[test]
     fn the_archive_contains_each_document_and_a_readme_that_explains_it() {
@@ -157,8 +166,8 @@ mod tests {
         let names: Vec<&str> = files.keys().map(String::as_str).collect();
         assert_eq!(names, ["npl-bundle/README.txt", "npl-bundle/errors.json", "npl-bundle/status.json"]);
         assert!(files["npl-bundle/status.json"].contains("healthy"));
-        for name in DOCUMENTS {
-            assert!(README.contains(name), "the README does not explain {name}");
+        for (name, _) in DOCUMENTS {
+            assert!(readme().contains(name), "the README does not explain {name}");
         }
     }
 }

@@ -13,6 +13,7 @@ mod mappings;
 mod members;
 mod node_pod;
 mod nodes;
+mod parallel;
 #[cfg(test)]
 mod script;
 mod status;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finds the agents' Pods, and runs commands in them.
 
-use std::{collections::BTreeMap, process::ExitCode, thread};
+use std::{collections::BTreeMap, convert::Infallible, process::ExitCode};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::{Kubectl, items_at, node_pod, text_at};
+use super::{Kubectl, items_at, node_pod, parallel, text_at};
 use crate::config::kubectl_args::OnArgs;
 
 /// The label selector of the agents' Pods.
@@ -15,9 +15,6 @@ const SELECTOR: &str = "app.kubernetes.io/name=npl,app.kubernetes.io/component=a
 pub(super) const CONTAINER: &str = "npl-agent";
 /// The path of the binary `npl-agent` in the agents' image.
 pub(super) const PROGRAM: &str = "/npl-agent";
-/// The maximum number of commands that run in agents' Pods at the same time.
-const AT_ONCE: usize = 8;
-
 /// The Pod of a Node's agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct AgentPod {
@@ -106,14 +103,13 @@ pub(super) fn exec_in<'a>(
 
 /// Runs `work` for each Node, several at a time, and returns the results in the order of the Nodes.
 pub(super) fn for_each<T: Send>(nodes: &[String], work: impl Fn(&str) -> T + Sync) -> Vec<T> {
-    let mut results = Vec::new();
-    for part in nodes.chunks(AT_ONCE) {
-        thread::scope(|scope| {
-            let running: Vec<_> = part.iter().map(|node| scope.spawn(|| work(node))).collect();
-            results.extend(running.into_iter().filter_map(|thread| thread.join().ok()));
-        });
-    }
-    results
+    let mut results = BTreeMap::new();
+    let accept = |index, _node: &String, result| {
+        results.insert(index, result);
+        Ok::<_, Infallible>(())
+    };
+    let Ok(()) = parallel::for_each(nodes, |node| work(node), accept);
+    results.into_values().collect()
 }
 
 /// Runs a command of the agent on a Node, with this process's standard output, and returns its exit code.

@@ -8,32 +8,10 @@ use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use serde::Serialize;
 
 use super::summary::Summary;
-use crate::cli::bundle::{DOCUMENTS, FOLDER, append};
+use crate::cli::bundle::{DOCUMENTS, FOLDER, append, contents};
 
 /// The maximum size in bytes of all documents of a Node after decompression.
 const UNPACKED_BYTES: u64 = 128 << 20;
-const README: &str = "kubectl npl bundle: the state of NPL in one cluster.
-
-summary.json             each Node, whether its documents are in this archive, and if not, why
-cluster/status.json      the rows of `kubectl npl status`, from the documents of the Nodes
-cluster/nodes.json       names, addresses and versions of the Nodes
-cluster/agents.json      the agents' Pods: Node, image, state, restarts
-cluster/mappings.json    the output of `kubectl npl mappings`
-cluster/check.json       the output of `kubectl npl check`
-nodes/NODE/              the documents of `npl-agent bundle` on this Node:
-  version.json           versions of agent, maps and kernel
-  status.json            the output of `npl-agent status`
-  mappings.json          the output of `npl-agent mappings --all`
-  doctor.json            the output of `npl-agent doctor`
-  flows.json             the output of `npl-agent flows`, with client addresses; only with --flows
-  agent.json             the state of the running agent: names of Pods, Services and devices
-  pins.json              which maps are pinned
-  errors.json            the documents that could not be read, and why
-
-Not in this archive: Secrets, tokens, environment variables, kubeconfigs, logs, labels, and annotations of other
-software.
-";
-
 /// The documents of a Node.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Unpacked {
@@ -67,8 +45,8 @@ fn read_documents(archive: impl Read) -> anyhow::Result<Unpacked> {
         let path = entry.path()?.into_owned();
         let name = path.strip_prefix(FOLDER).ok().and_then(|name| name.to_str());
         let is_file = entry.header().entry_type().is_file();
-        match DOCUMENTS.into_iter().find(|document| is_file && name == Some(*document)) {
-            Some(document) => {
+        match DOCUMENTS.iter().find(|(document, _)| is_file && name == Some(*document)) {
+            Some((document, _)) => {
                 let mut content = Vec::new();
                 entry.read_to_end(&mut content)?;
                 unpacked.documents.push((document, content));
@@ -89,7 +67,7 @@ pub(super) struct ClusterArchive<W: Write> {
 impl<W: Write> ClusterArchive<W> {
     pub(super) fn new(out: W) -> anyhow::Result<Self> {
         let mut archive = Self { tar: tar::Builder::new(GzEncoder::new(out, Compression::default())) };
-        archive.add("README.txt", README.as_bytes())?;
+        archive.add("README.txt", readme().as_bytes())?;
         Ok(archive)
     }
 
@@ -114,6 +92,25 @@ impl<W: Write> ClusterArchive<W> {
     }
 }
 
+fn readme() -> String {
+    format!(
+        "kubectl npl bundle: the state of NPL in one cluster.
+
+summary.json             each Node, whether its documents are in this archive, and if not, why
+cluster/status.json      the rows of `kubectl npl status`, from the documents of the Nodes
+cluster/nodes.json       names, addresses and versions of the Nodes
+cluster/agents.json      the agents' Pods: Node, image, state, restarts
+cluster/mappings.json    the output of `kubectl npl mappings`
+cluster/check.json       the output of `kubectl npl check`
+nodes/NODE/              the documents of `npl-agent bundle` on this Node:
+{}
+Not in this archive: Secrets, tokens, environment variables, kubeconfigs, logs, labels, and annotations of other
+software.
+",
+        contents("  ", 23)
+    )
+}
+
 /// Returns the name of a Node's folder. The API server permits no other characters in the name of a Node, but the
 /// archive must stay harmless whatever server has answered.
 fn folder(node: &str) -> String {
@@ -135,8 +132,8 @@ mod tests {
 
     #[test]
     fn the_readme_explains_each_document() {
-        for name in DOCUMENTS {
-            assert!(README.contains(&format!("  {name} ")), "{name}");
+        for (name, _) in DOCUMENTS {
+            assert!(readme().contains(&format!("  {name} ")), "{name}");
         }
     }
 }

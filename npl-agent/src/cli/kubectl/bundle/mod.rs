@@ -3,15 +3,13 @@
 //! The archive has the documents of `npl-agent bundle` for each Node, and a fixed list of documents for the cluster.
 
 mod archive;
-mod parallel;
 mod summary;
 mod views;
 
 use std::{
     collections::BTreeMap,
     fs,
-    io::{self, IsTerminal as _, Write},
-    path::Path,
+    io::{self, Write},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -27,12 +25,15 @@ use super::{
     Kubectl, child,
     interrupt::Interrupt,
     nodes::{AgentPod, agents, exec_arguments},
-    start,
+    parallel, start,
     status::{self, Row},
     text_at,
 };
 use crate::{
-    cli::{new_private_file, note},
+    cli::{
+        bundle::{document, new_file},
+        new_private_file, note,
+    },
     config::kubectl_args::ClusterBundleArgs,
     core::verdict::HealthVerdict,
 };
@@ -48,10 +49,7 @@ const TOTAL_BYTES: usize = 512 << 20;
 
 /// Writes the archive. The exit code is 0 if the archive has the documents of every Node, otherwise 2.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Result<ExitCode> {
-    let file = args.file.as_deref().filter(|path| *path != Path::new("-"));
-    if args.file.is_none() && io::stdout().is_terminal() {
-        bail!("the archive is not for a terminal: redirect the output, or give --file npl-bundle.tar.gz")
-    }
+    let file = new_file(args.file.as_deref())?;
     let interrupt = Interrupt::watch(LIMIT)?;
     let kubectl = kubectl.within(&interrupt);
     let Some(path) = file else { return write(kubectl, args, io::stdout().lock()) };
@@ -79,7 +77,7 @@ fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> any
     let mut archive = ClusterArchive::new(out)?;
     let (rows, statuses) = add_nodes(kubectl, args, &plans, &mut archive)?;
     let documents = [
-        ("status.json", views::document(&statuses)),
+        ("status.json", document(&statuses)),
         ("nodes.json", nodes.map(|nodes| views::nodes(&nodes))),
         ("agents.json", Ok(views::agents(&agents))),
         ("mappings.json", views::mappings(kubectl)),
@@ -132,7 +130,7 @@ fn add_nodes(
             };
             note(&format!("{} of {}: {row}", collected.len() + 1, plans.len()));
             collected.insert(index, (row, status));
-            Ok(())
+            anyhow::Ok(())
         },
     )?;
     Ok(collected.into_values().unzip())

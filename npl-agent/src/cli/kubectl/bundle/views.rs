@@ -4,24 +4,22 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cli::kubectl::{Kubectl, check, cluster, is_ready, items_at, mappings, nodes::AgentPod, text_at};
+use crate::cli::{
+    bundle::document,
+    kubectl::{Kubectl, check, cluster, is_ready, items_at, mappings, nodes::AgentPod, text_at},
+};
 
 /// Only inconsistencies that last this long are in the archive, as for `kubectl npl check`.
 const SETTLE: Duration = Duration::from_secs(3);
 
-pub(super) fn document(value: &impl Serialize) -> anyhow::Result<Value> {
-    Ok(serde_json::to_value(value)?)
-}
-
 pub(super) fn mappings(kubectl: Kubectl<'_>) -> anyhow::Result<Value> {
-    document(&mappings::rows(&cluster::read(kubectl, None)?, None))
+    document(mappings::rows(&cluster::read(kubectl, None)?, None))
 }
 
 pub(super) fn check(kubectl: Kubectl<'_>) -> anyhow::Result<Value> {
-    document(&check::lasting(kubectl, None, SETTLE)?)
+    document(check::lasting(kubectl, None, SETTLE)?)
 }
 
 /// The fields of Node objects that NPL uses, and the versions of the Node's software.

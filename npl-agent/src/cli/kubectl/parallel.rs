@@ -10,20 +10,20 @@ use std::{
 };
 
 /// The maximum number of steps that run at the same time.
-pub(super) const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 8;
 
 /// Calls `work` for each element on at most [`AT_ONCE`] threads, and `accept` on this thread for each result, in the
-/// order in which the results exist. A thread begins its next element when its result was accepted, so at most
+/// order in which the results exist. A thread begins its next element when its result has been received, so at most
 /// [`AT_ONCE`] results wait in memory.
 ///
 /// # Errors
 ///
 /// The first error of `accept`, after which no further element begins.
-pub(super) fn for_each<T: Sync, R: Send>(
+pub(super) fn for_each<T: Sync, R: Send, E>(
     elements: &[T],
     work: impl Fn(&T) -> R + Sync,
-    mut accept: impl FnMut(usize, &T, R) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+    mut accept: impl FnMut(usize, &T, R) -> Result<(), E>,
+) -> Result<(), E> {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         let (sender, results) = mpsc::sync_channel(0);
@@ -71,7 +71,7 @@ mod tests {
         let accept = |index: usize, element: &usize, result: usize| {
             assert_eq!((index, result), (*element, element * 2));
             assert!(seen.insert(index));
-            Ok(())
+            anyhow::Ok(())
         };
         for_each(&elements, work, accept).unwrap();
         assert_eq!(seen.len(), elements.len());
