@@ -3,17 +3,15 @@
 //! kernel programs pass the packets of these connections to the host, where kernel conntrack continues to translate
 //! them.
 
-use std::net::IpAddr;
-
 use aya::maps::{Array, MapData};
 use npl_common::{
-    flow::{FlowKeyV4, FlowKeyV6},
     host_connection,
     names::{MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6},
 };
 
 use super::{
     error::DatapathError,
+    layout::{Layout, V4, V6},
     pins::Pins,
     tables::{kernel_time, open},
 };
@@ -21,33 +19,8 @@ use crate::core::model::TranslatedConnection;
 
 /// Records the connections, unless their slots already contain their records. `seed` is the seed of the flows' hashes.
 pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
-    let mut v4 = Records::open(pins, MAP_HOST_CONNECTION_V4)?;
-    let mut v6 = Records::open(pins, MAP_HOST_CONNECTION_V6)?;
-    for connection in connections {
-        let records = if connection.client.is_ipv4() { &mut v4 } else { &mut v6 };
-        if let Some(hash) = hash(connection, seed) {
-            records.write(hash)?;
-        }
-    }
-    Ok(())
-}
-
-/// The hash of a host connection, as the kernel programs compute it: the remote host is in place of the client, and the
-/// Node in place of the Pod. `None` if the addresses are of different IP families.
-fn hash(connection: &TranslatedConnection, seed: u64) -> Option<u64> {
-    let TranslatedConnection { protocol, client, nat } = connection;
-    let (client_port, pod_port, protocol) = (client.port(), nat.port(), u32::from(protocol.number()));
-    match (client.ip(), nat.ip()) {
-        (IpAddr::V4(client), IpAddr::V4(node)) => {
-            let [client_addr, pod_addr] = [client, node].map(|addr| addr.octets());
-            Some(FlowKeyV4 { client_addr, pod_addr, client_port, pod_port, protocol }.hash(seed))
-        }
-        (IpAddr::V6(client), IpAddr::V6(node)) => {
-            let [client_addr, pod_addr] = [client, node].map(|addr| addr.octets());
-            Some(FlowKeyV6 { client_addr, pod_addr, client_port, pod_port, protocol }.hash(seed))
-        }
-        _ => None,
-    }
+    Records::open(pins, MAP_HOST_CONNECTION_V4)?.write_all::<V4>(connections, seed)?;
+    Records::open(pins, MAP_HOST_CONNECTION_V6)?.write_all::<V6>(connections, seed)
 }
 
 /// The map of the records of one IP family.
@@ -60,6 +33,12 @@ struct Records {
 impl Records {
     fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
         Ok(Self { name, map: open(pins, name)?, now: kernel_time() })
+    }
+
+    /// Records those of the connections that are of the family of `L`.
+    fn write_all<L: Layout>(&mut self, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
+        let keys = connections.iter().filter_map(|it| L::flow_key(it.protocol, it.client, it.nat));
+        keys.map(|key| L::flow_hash(&key, seed)).try_for_each(|hash| self.write(hash))
     }
 
     fn write(&mut self, hash: u64) -> Result<(), DatapathError> {

@@ -15,7 +15,7 @@ use npl_common::{
 };
 
 use super::family::{Entry, Sender};
-use crate::core::model::{Backend, Family, Frontend, PodPort};
+use crate::core::model::{Backend, Family, Frontend, PodPort, Protocol};
 
 /// The map names of an IP family, and conversions between the agent's types and the maps' keys and values. A conversion
 /// from an address returns `None` if the address is not of this IP family.
@@ -61,6 +61,8 @@ pub(super) trait Layout {
     fn state(flow: &Self::Flow) -> &FlowState;
     /// Returns a copy of the conntrack entry `flow` whose state is `state`.
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
+    /// The key of the flow between a client and a server: a Pod or, for a host connection, the Node.
+    fn flow_key(protocol: Protocol, client: SocketAddr, server: SocketAddr) -> Option<Self::FlowKey>;
     /// The hash that chooses the flow's slots in the half-open cache.
     fn flow_hash(key: &Self::FlowKey, seed: u64) -> u64;
     /// The client and the NAT address of a conntrack entry.
@@ -169,6 +171,16 @@ macro_rules! layout {
 
             fn with_state(flow: &$flow, state: FlowState) -> $flow {
                 $flow { state, ..*flow }
+            }
+
+            fn flow_key(protocol: Protocol, client: SocketAddr, server: SocketAddr) -> Option<$flow_key> {
+                Some($flow_key {
+                    client_addr: octets::<$ip, _>(client.ip(), $ip::octets)?,
+                    pod_addr: octets::<$ip, _>(server.ip(), $ip::octets)?,
+                    client_port: client.port(),
+                    pod_port: server.port(),
+                    protocol: protocol.number().into(),
+                })
             }
 
             fn flow_hash(key: &$flow_key, seed: u64) -> u64 {
