@@ -16,7 +16,7 @@ use rtnetlink::{
     },
 };
 
-use super::{NetlinkError, NetworkState, interfaces, list::Lists, read_network, request};
+use super::{NetlinkError, device, interfaces, links, list::Lists, request};
 use crate::core::{
     cleanup::TcFilter,
     devices::{
@@ -164,15 +164,16 @@ pub struct TcState {
 ///
 /// If the devices or their qdiscs cannot be listed.
 pub async fn read_filters() -> Result<TcState, NetlinkError> {
-    let NetworkState { devices, queues, .. } = read_network().await?;
-    let mut state = TcState::default();
-    let mut queues = match queues {
+    let lists = Lists::open()?;
+    let links = links(&lists).await?;
+    let mut queues = match read_queues(&lists).await {
         Err(error) if error.is_unsupported() => Queues::new(),
         queues => queues?,
     };
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
-    for device in devices {
+    let mut state = TcState::default();
+    for device in links.iter().filter_map(device) {
         let queues = queues.remove(&device.ifindex).unwrap_or_default();
         let attachments = DeviceAttachments { queues, ..DeviceAttachments::default() };
         let sides = attachments.filtered_sides();
