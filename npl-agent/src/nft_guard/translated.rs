@@ -11,7 +11,7 @@ use std::{
 use super::{
     table::if_known,
     uapi::conntrack,
-    wire::{Connection, Message, find},
+    wire::{Connection, Message, find, number},
 };
 use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::PortRange};
 
@@ -24,7 +24,10 @@ use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::Por
 pub fn translated_connections(range: PortRange) -> io::Result<Vec<TranslatedConnection>> {
     let mut found = Vec::new();
     if let Some(connection) = if_known(Connection::open())? {
-        if_known(connection.list(Message::of_conntrack(conntrack::GET), |entry| {
+        // Since Linux 5.15, the kernel sends only entries with this status. Earlier kernels ignore the attribute and
+        // send all entries.
+        let status = number(conntrack::STATUS, conntrack::DESTINATION_NAT);
+        if_known(connection.list(Message::of_conntrack(conntrack::GET, vec![status]), |entry| {
             found.extend(parse(entry).filter(|it| range.contains(NodePort(it.nat.port()))));
             ControlFlow::Continue(())
         }))?;

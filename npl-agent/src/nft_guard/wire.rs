@@ -62,9 +62,9 @@ impl Message {
 
     /// Creates a message of kernel conntrack, for connections of all families. `command` is one of
     /// [`uapi::conntrack`].
-    pub(super) const fn of_conntrack(command: u16) -> Self {
+    pub(super) const fn of_conntrack(command: u16, attributes: Vec<DefaultNla>) -> Self {
         let kind = uapi::conntrack::SUBSYSTEM << 8 | command;
-        Self { kind, family: uapi::NFPROTO_UNSPEC, subsystem: 0, attributes: Vec::new() }
+        Self { kind, family: uapi::NFPROTO_UNSPEC, subsystem: 0, attributes }
     }
 
     /// Returns the message, changed to apply to tables of all families.
