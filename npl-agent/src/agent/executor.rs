@@ -118,9 +118,9 @@ impl Executor {
     }
 
     /// Records the connections that rules of other software, such as Antrea's, translate, so that NPL does not translate
-    /// them. Without the records, NPL would translate the next packet of such a connection before kernel conntrack tracks it. Kernel
-    /// conntrack would then see a second connection with the same reply tuple, and change its source port, and the Pod
-    /// would reset the connection.
+    /// them. Without the records, NPL would translate the next packet of such a connection before kernel conntrack tracks
+    /// it. Kernel conntrack would then see a second connection with the same reply tuple, and change its source port, and
+    /// the Pod would reset the connection.
     ///
     /// The programs are attached, so they record connections that the Pods accept before the mappings are written. An
     /// error only affects connections of other software, so the agent logs the error and continues.
