@@ -4,18 +4,17 @@
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::members::Member;
 use super::report::Kind;
-use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
 use crate::poll;
 use crate::traffic::{self, LOAD_LIMIT};
 
 /// Sends a request to a member from the namespace of the calling thread. Returns `None` for a correct response.
 pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option<(Kind, String)> {
-    let answer = match send(member, question) {
+    let answer = match traffic::ask_within(member.protocol, member.server, question, LOAD_LIMIT * poll::patience()) {
         Ok(answer) => answer,
         Err(err) => return Some((kind_of(&err), format!("{err:#}"))),
     };
@@ -24,18 +23,6 @@ pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option
         return Some((Kind::Wrong, format!("{} responded", answer.pod)));
     }
     (!clients.contains(&seen)).then(|| (Kind::Wrong, format!("the Pod observed the client address {seen}")))
-}
-
-fn send(member: &Member, question: &str) -> Result<Answer> {
-    let limit = LOAD_LIMIT * poll::patience();
-    match member.protocol {
-        Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, limit)?, question),
-        Protocol::Sctp => traffic::tcp_ask(&traffic::open_sctp(member.server, limit)?, question),
-        Protocol::Udp => {
-            let socket = traffic::open_udp(member.server, true).context("open a UDP socket")?;
-            traffic::udp_ask_within(&socket, question, limit)
-        }
-    }
 }
 
 fn kind_of(err: &anyhow::Error) -> Kind {

@@ -193,15 +193,20 @@ pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &
 
 /// Sends a request as [`request`] does, in the namespace of the calling thread.
 pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
+    ask_within(protocol, server, question, request_limit())
+        .with_context(|| format!("send a request to {server} over {protocol}"))
+}
+
+/// Sends a request as [`ask`] does, with another time limit.
+pub(crate) fn ask_within(protocol: Protocol, server: SocketAddr, question: &str, limit: Duration) -> Result<Answer> {
     match protocol {
-        Protocol::Tcp => tcp_ask(&open_tcp(server, request_limit())?, question),
+        Protocol::Tcp => tcp_ask(&open_tcp(server, limit)?, question),
         Protocol::Udp => {
             let socket = open_udp(server, true).with_context(|| format!("open a UDP socket to {server}"))?;
-            udp_ask(&socket, question)
+            udp_ask_within(&socket, question, limit)
         }
-        Protocol::Sctp => tcp_ask(&open_sctp(server, request_limit())?, question),
+        Protocol::Sctp => tcp_ask(&open_sctp(server, limit)?, question),
     }
-    .with_context(|| format!("send a request to {server} over {protocol}"))
 }
 
 /// Whether a segment of the client, its SYN included, was lost. The kernel also retransmits a segment whose

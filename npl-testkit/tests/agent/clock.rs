@@ -4,16 +4,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use nix::sys::time::{TimeSpec, TimeValLike as _};
 use nix::time::{ClockId, clock_gettime, clock_settime};
 use npl_testkit::agent::Agent;
-use npl_testkit::poll;
 use serde_json::json;
 
 use crate::faults::Bystander;
-use crate::world::{LIMIT, World};
+use crate::world::World;
 
 /// An argument in the kernel command line of the emulated machine. The test sets the clock only if this argument is
 /// present.
@@ -32,9 +30,6 @@ const BACK: i64 = -3600;
 
 /// The agent's log message about a rejected token.
 const REFUSED: &str = "does not accept the agent's credentials";
-
-/// The time between two forced reconnections, in which the agent may retry several times, also on a slow machine.
-const PAUSE: Duration = Duration::from_secs(20);
 
 /// The API path for tokens of the agents' service account.
 const TOKENS: &str = "/api/v1/namespaces/npl-system/serviceaccounts/npl-agent/token";
@@ -68,21 +63,6 @@ fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     path
 }
 
-/// Makes the agent reconnect until its log contains, after the first `bytes` bytes, that the API server rejects the
-/// token. The agent may have to connect several times, because the API server caches a successful token review for ten
-/// seconds.
-fn wait_for_refusal(world: &mut World, bytes: usize) {
-    let mut cut: Option<Instant> = None;
-    let is_refused = || {
-        if cut.is_none_or(|at| at.elapsed() >= PAUSE) {
-            cut = Some(Instant::now());
-            world.proxy().cut();
-        }
-        world.agent_log().get(bytes..).is_some_and(|log| log.contains(REFUSED)).then_some(())
-    };
-    poll::until("the API server to reject the agent's token", LIMIT, is_refused).unwrap();
-}
-
 #[test]
 #[ignore = "sets the clock of the machine; `cargo xtask test` runs it on an emulated machine"]
 fn clock_jumps_do_not_interrupt_an_agent_with_a_valid_token() {
@@ -97,7 +77,7 @@ fn clock_jumps_do_not_interrupt_an_agent_with_a_valid_token() {
         let said = world.agent_log().len();
         set_clock(seconds);
         // The API server rejects the token, which has expired or is not valid yet.
-        wait_for_refusal(&mut world, said);
+        world.cut_until_logged(REFUSED, said);
         world.create_pod(pod);
         renew_token(&world, &token);
         world.assert_served(pod);

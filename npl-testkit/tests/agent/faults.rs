@@ -285,7 +285,7 @@ fn revoked_permissions_change_nothing_until_they_are_restored() {
     let bystander = Bystander::begin(&mut world);
     world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
     world.wait_until_denied("watch", "", "pods");
-    world.cut_until_logged("may not list and watch pods: apply deploy/npl.yaml");
+    world.cut_until_logged("may not list and watch pods: apply deploy/npl.yaml", 0);
     world.create_pod("web-1");
     world.assert_served(BYSTANDER);
     world.cluster.apply_access(&crate::world::manifest()).unwrap();

@@ -270,16 +270,17 @@ impl World {
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().process().log_tail(40));
     }
 
-    /// Closes the agent's connections, and waits until the agent's log contains these words. The API server authorizes a
-    /// watch only at its start, so the connections are closed again if the agent logs nothing.
-    pub(crate) fn cut_until_logged(&mut self, words: &str) {
+    /// Closes the agent's connections, and waits until the agent's log contains these words after its first `bytes` bytes.
+    /// The connections are closed again if the agent logs nothing: the API server authorizes a watch only at its start,
+    /// and caches a successful token review for ten seconds.
+    pub(crate) fn cut_until_logged(&mut self, words: &str, bytes: usize) {
         let mut cut = None::<Instant>;
         let waited = poll::until(&format!("the agent to log `{words}`"), LIMIT, || {
             if cut.is_none_or(|at| at.elapsed() >= AGAIN) {
                 cut = Some(Instant::now());
                 self.proxy().cut();
             }
-            self.agent_log().contains(words).then_some(())
+            self.agent_log().get(bytes..).is_some_and(|log| log.contains(words)).then_some(())
         });
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().process().log_tail(40));
     }
