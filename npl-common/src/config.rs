@@ -31,7 +31,7 @@ map_type! {
     }
 }
 
-/// Flag: the map `npl_xdp_devices` contains at least one device, because a device runs the XDP program or, before Linux
+/// Flag: the map `npl_pre_tc_devs` contains at least one device, because a device runs the XDP program or, before Linux
 /// 6.6, because the agent moves NPL's filter ahead of filters of other software. During the move, NPL has a temporary
 /// second filter on the device. A request that the XDP program or the second filter has translated arrives at the TC
 /// program with the Pod's address as destination. On the devices in the map, the TC program therefore does not treat a
@@ -45,10 +45,10 @@ pub const FLAG_HOST_CLIENTS: u32 = 2;
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
 const PRIMARY_V6_SHIFT: u32 = 8;
 
-/// Maximum number of devices in the map `npl_xdp_devices`.
+/// Maximum number of devices in the map `npl_pre_tc_devs`.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
-/// The value of every device in `npl_xdp_devices`.
+/// The value of every device in `npl_pre_tc_devs`.
 pub const XDP_ATTACHED: u32 = 1;
 
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "both fields must be in one aligned word");

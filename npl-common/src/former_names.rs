@@ -5,9 +5,10 @@
 
 use crate::names::{
     MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_FRAGMENT_BUFFER, MAP_LOOKUP_CACHE_V4,
-    MAP_LOOKUP_CACHE_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6,
-    MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, MAP_SCTP_BUFFER,
-    MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STATS, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE,
+    MAP_LOOKUP_CACHE_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_INDEX_V4,
+    MAP_NODE_ADDRESS_INDEX_V6, MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4,
+    MAP_REPLY_CACHE_V6, MAP_SCTP_BUFFER, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STATS, MAP_UNMAPPED_V4,
+    MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE,
 };
 
 /// Maps whose keys and values have the same layout in ABI 1: today's name, and the name in ABI 1. In the flow tables of
@@ -26,12 +27,17 @@ pub const ABI_1: [(&str, &str); 8] = [
 
 /// Maps of ABI 2 that had another name, but the same layout, in earlier builds of ABI 2: today's name, and the former
 /// name. If a map had several former names, the most recent former name comes last.
-pub const ABI_2: [(&str, &str); 17] = [
+pub const ABI_2: [(&str, &str); 23] = [
     (MAP_UNMAPPED_V4, "npl_unmap_v4"),
     (MAP_UNMAPPED_V6, "npl_unmap_v6"),
+    (MAP_UNMAPPED_V4, "npl_unmapped_v4"),
+    (MAP_UNMAPPED_V6, "npl_unmapped_v6"),
+    (MAP_NEXT_HOP_V4, "npl_nexthop_v4"),
+    (MAP_NEXT_HOP_V6, "npl_nexthop_v6"),
     (MAP_SCTP_BUFFER, "npl_sctpbuf"),
     (MAP_SCTP_BUFFER, "npl_sctp_reasm"),
     (MAP_XDP_DEVICE, "npl_xdp_dev"),
+    (MAP_XDP_DEVICE, "npl_xdp_devices"),
     (MAP_NODE_ADDRESS_V4, "npl_nodeip_v4"),
     (MAP_NODE_ADDRESS_V6, "npl_nodeip_v6"),
     (MAP_NODE_ADDRESS_INDEX_V4, "npl_nodeidx_v4"),
@@ -41,6 +47,7 @@ pub const ABI_2: [(&str, &str); 17] = [
     (MAP_REPLY_CACHE_V4, "npl_rcache_v4"),
     (MAP_REPLY_CACHE_V6, "npl_rcache_v6"),
     (MAP_FRAGMENT_BUFFER, "npl_fragbuf"),
+    (MAP_FRAGMENT_BUFFER, "npl_frag_buf"),
     (MAP_UPLINK, "npl_uplink"),
     (MAP_STATS, "npl_stats"),
     (MAP_REASON, "npl_reason"),

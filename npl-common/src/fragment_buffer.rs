@@ -19,7 +19,7 @@ pub const CURSOR: u32 = FRAGMENTS + 1;
 /// first fragment. While a program processes a first or last SCTP fragment, `datagram_length` contains the datagram's
 /// length, if known, and the flag [`WAITING`]; for a last fragment, `hash` contains the datagram's key.
 pub const LAST: u32 = FRAGMENTS + 2;
-/// Number of elements of the map `npl_frag_buf`.
+/// Number of elements of the map `npl_early_frags`.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
 /// Number of slots of the SCTP reassembly buffer, a power of two.

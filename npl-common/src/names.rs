@@ -60,7 +60,7 @@ pub const MAP_SOCKET_RNAT_V4: &str = "npl_sk_rnat_v4";
 pub const MAP_SOCKET_RNAT_V6: &str = "npl_sk_rnat_v6";
 /// Fragment buffer, for fragments that arrived before the first fragment of their datagram: per-CPU array of
 /// [`crate::fragment_buffer::SavedFrame`].
-pub const MAP_FRAGMENT_BUFFER: &str = "npl_frag_buf";
+pub const MAP_FRAGMENT_BUFFER: &str = "npl_early_frags";
 /// SCTP reassembly buffer, for first fragments that wait for the last fragment: array of
 /// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
@@ -71,9 +71,9 @@ pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
 /// Time of the last IPv4 packet to an unmapped node port, or of the removal of the port's mapping: array of `u64`,
 /// indexed by the port, see [`crate::unmapped`].
-pub const MAP_UNMAPPED_V4: &str = "npl_unmapped_v4";
+pub const MAP_UNMAPPED_V4: &str = "npl_unmap_ts_v4";
 /// Like [`MAP_UNMAPPED_V4`], for IPv6.
-pub const MAP_UNMAPPED_V6: &str = "npl_unmapped_v6";
+pub const MAP_UNMAPPED_V6: &str = "npl_unmap_ts_v6";
 /// The slow-path programs, for tail calls: program array with the programs of [`SLOW_PATH_PROGRAMS`].
 pub const MAP_SLOW_PATH: &str = "npl_slow";
 /// `CRC32c` table for SCTP checksums: array of `u32` with the elements of [`crate::crc::TABLE`].
@@ -83,12 +83,12 @@ pub const MAP_UPLINK: &str = "npl_rd_uplinks";
 /// Devices on which another program of NPL may have translated a packet before the TC program: the XDP program or,
 /// before Linux 6.6, the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of
 /// other software. Map from interface index to [`crate::config::XDP_ATTACHED`].
-pub const MAP_XDP_DEVICE: &str = "npl_xdp_devices";
+pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
-pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
+pub const MAP_NEXT_HOP_V4: &str = "npl_pod_dev_v4";
 /// Like [`MAP_NEXT_HOP_V4`], for IPv6.
-pub const MAP_NEXT_HOP_V6: &str = "npl_nexthop_v6";
+pub const MAP_NEXT_HOP_V6: &str = "npl_pod_dev_v6";
 /// Lookup cache of IPv4 mappings: array of [`crate::lookup_cache::CachedMappingV4`].
 pub const MAP_LOOKUP_CACHE_V4: &str = "npl_reqcache_v4";
 /// Like [`MAP_LOOKUP_CACHE_V4`], for IPv6.

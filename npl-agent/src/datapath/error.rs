@@ -370,7 +370,7 @@ mod tests {
             DatapathError::Attach { program: "npl_rd_pods", interface: "veth1".to_owned(), source }
         };
         assert!(attach(libc::ENODEV).is_of_gone_device() && !attach(libc::EPERM).is_of_gone_device());
-        let map = |code| DatapathError::map("write", "npl_nexthop_v4")(MapError::SyscallError(syscall_error(code)));
+        let map = |code| DatapathError::map("write", "npl_pod_dev_v4")(MapError::SyscallError(syscall_error(code)));
         for (error, effect) in [
             (attach(libc::EPERM), "programs cannot be attached to a device"),
             (map(libc::E2BIG), "a map is full"),

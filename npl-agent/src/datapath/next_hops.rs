@@ -22,7 +22,7 @@ use super::{
 };
 use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 
-/// The maps `npl_rd_uplinks`, `npl_nexthop_v4` and `npl_nexthop_v6`.
+/// The maps `npl_rd_uplinks`, `npl_pod_dev_v4` and `npl_pod_dev_v6`.
 #[derive(Debug)]
 pub(super) struct NextHops {
     uplinks: Table<u32, u32>,

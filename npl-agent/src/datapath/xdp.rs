@@ -24,7 +24,7 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// The map `npl_xdp_devices`: the ifindexes of devices on which another program of NPL may have translated a packet
+/// The map `npl_pre_tc_devs`: the ifindexes of devices on which another program of NPL may have translated a packet
 /// before the TC program runs.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);

@@ -4,7 +4,7 @@
 //!
 //! With `--forwarding redirect`, the programs redirect both directions of a Pod's traffic or none, because kernel
 //! conntrack cannot track a connection if only one direction passes through the stack. The Pod's entry in
-//! `npl_nexthop_v4` or `npl_nexthop_v6`, which the agent writes, enables redirect for both directions. The kernel's
+//! `npl_pod_dev_v4` or `npl_pod_dev_v6`, which the agent writes, enables redirect for both directions. The kernel's
 //! routes and neighbor table determine the next hop of a reply. The stack forwards packets whose TTL expires at this
 //! Node, packets above the MTU, and replies whose route leaves through a device that is not an uplink.
 
@@ -73,7 +73,7 @@ impl<F: Family> NextHop<F> {
     }
 }
 
-/// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in `npl_nexthop_v4` or `npl_nexthop_v6`, and is
+/// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in `npl_pod_dev_v4` or `npl_pod_dev_v6`, and is
 /// called only in redirect and offload mode.
 #[inline(always)]
 pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(

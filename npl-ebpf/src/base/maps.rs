@@ -83,12 +83,12 @@ pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKE
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
 /// element when it removes a mapping.
-#[btf_map(name = "npl_unmapped_v4")]
+#[btf_map(name = "npl_unmap_ts_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
 /// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
 /// change.
-#[btf_map(name = "npl_nexthop_v4")]
+#[btf_map(name = "npl_pod_dev_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
 /// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
@@ -152,12 +152,12 @@ pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKE
 
 /// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
 /// element when it removes a mapping.
-#[btf_map(name = "npl_unmapped_v6")]
+#[btf_map(name = "npl_unmap_ts_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
 /// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
 /// change.
-#[btf_map(name = "npl_nexthop_v6")]
+#[btf_map(name = "npl_pod_dev_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
 /// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
@@ -192,12 +192,12 @@ pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 /// the XDP program and, before Linux 6.6, devices that have a temporary second filter of NPL, because the agent moves
 /// NPL's filter ahead of filters of other software. The agent writes this map. Programs look up a device only if
 /// [`npl_common::config::FLAG_XDP`] is set.
-#[btf_map(name = "npl_xdp_devices")]
+#[btf_map(name = "npl_pre_tc_devs")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 
 /// The fragment buffer: copies of fragments that arrived before the first fragment of their datagram. The kernel
 /// programs write this map.
-#[btf_map(name = "npl_frag_buf")]
+#[btf_map(name = "npl_early_frags")]
 pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS as usize }> = PerCpuArray::new();
 
 /// The SCTP reassembly buffer: first fragments that wait for the last fragment of their packet. The kernel programs
