@@ -41,7 +41,7 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// The handle by which the filters of this ABI version are distinguished from all filters of the same priority.
+/// The TC handle of this ABI version's filters. It distinguishes these filters from other filters of the same priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
 /// The handle of the temporary filter that translates packets while NPL's filter is moved.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
@@ -80,7 +80,8 @@ impl Hooks {
         OwnPrograms::read(&self.pins)
     }
 
-    /// Loads the programs of a forwarding mode, so that the agent exits at start if the kernel rejects a program.
+    /// Loads the programs that only this forwarding mode needs. The agent calls this function at start, so that it
+    /// exits at once if the kernel rejects one of these programs.
     ///
     /// # Errors
     ///
@@ -144,7 +145,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A kernel since Linux 6.6 may be built without TCX. On such a kernel, the agent attaches filters.
+            // Linux 6.6 or newer may be built without TCX. In this case, the agent attaches filters.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -180,8 +181,9 @@ impl Hooks {
         Ok(())
     }
 
-    /// Whether a hook has filters of this ABI version and of a different one. After a rollback to this version, the
-    /// filter of the different version was added last, and the kernel runs the last added filter first.
+    /// Whether the filter of another ABI version may run before this version's filter on a hook, because both filters
+    /// exist. After a rollback to this version, the other version's filter was added last, and the kernel runs the last
+    /// added filter first.
     ///
     /// # Errors
     ///
@@ -222,7 +224,7 @@ impl Hooks {
     }
 
     /// Frees the memory of the program loader. If `are_others_used` is false, also unpins the programs of other builds,
-    /// because none of them is attached to a device.
+    /// because then none of these programs is attached to a device.
     ///
     /// # Errors
     ///
@@ -283,7 +285,8 @@ impl Hooks {
     }
 
     /// Removes filters of earlier ABI versions for which no pin exists. A filter without a pin remains if an agent was
-    /// killed before it removed the filter, or if it used the handle of a different version.
+    /// killed before it had recorded the filter, or if an earlier build attached the filter under the handle that now
+    /// belongs to a different ABI version.
     fn remove_unpinned_filters(&self, interface: &str, side: Direction) -> Result<(), DatapathError> {
         let others = self.pins.other_versions()?;
         for abi in (1..ABI_VERSION).filter(|abi| others.iter().all(|other| other.abi() != *abi)) {
@@ -337,7 +340,7 @@ const fn priority(direction: Direction) -> u16 {
     if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
-/// Creates the link object that refers to a filter of NPL, whether or not the kernel has this filter.
+/// Creates aya's link object for a filter of NPL. The filter need not exist in the kernel.
 fn filter(interface: &str, direction: Direction, handle: TcHandle) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), handle, None)
 }

@@ -84,8 +84,8 @@ async fn read(pins: &Pins, errors: &mut Vec<CleanupError>) -> KernelState {
         errors.push(error.into());
         Vec::new()
     });
-    // The marks of clsact qdiscs that stay, because the filters of their devices could not be read. A later cleanup
-    // needs these marks.
+    // The directories that record NPL's clsact qdiscs on devices whose filters could not be read. These directories
+    // stay, because a later cleanup needs them.
     let mut kept = marks.clone();
     match netlink::read_filters().await {
         Ok(read) => {
@@ -113,7 +113,8 @@ async fn read(pins: &Pins, errors: &mut Vec<CleanupError>) -> KernelState {
     state
 }
 
-/// Adds all pins and directories in a directory. `below` contains the directory's components below NPL's directory.
+/// Adds all pins and directories in a directory. `below` contains the components of the directory's path below NPL's
+/// directory.
 fn add_content(dir: &Path, below: &mut Vec<String>, entries: &mut Vec<PinEntry>, errors: &mut Vec<CleanupError>) {
     let mut names = match names_in(dir) {
         Ok(names) => names,
@@ -146,7 +147,8 @@ fn mount_point(line: &str) -> Option<PathBuf> {
     Some(ESCAPES.iter().fold(point, |point, (escape, character)| point.replace(escape, character)).into())
 }
 
-/// Removes an object. Returns `false` if the object stays, because other software uses the object now.
+/// Removes an object. Returns `false` if the object no longer exists, or if it stays: a qdisc that other software uses
+/// now, or a directory that is a mount point.
 async fn remove(removal: &Removal) -> Result<bool, CleanupError> {
     match &removal.target {
         RemovalTarget::Pin(path) => unpin(path)?,
@@ -162,7 +164,7 @@ fn remove_directory(path: &Path) -> Result<bool, DatapathError> {
     use io::ErrorKind::{NotFound, ReadOnlyFilesystem, ResourceBusy};
     match fs::remove_dir(path) {
         Ok(()) => Ok(true),
-        // The directory is a mount point that the mount table does not show.
+        // The directory no longer exists, or it is a mount point that the mount table does not show.
         Err(source) if matches!(source.kind(), NotFound | ResourceBusy | ReadOnlyFilesystem) => Ok(false),
         Err(source) => Err(pin_error("remove", path, source)),
     }

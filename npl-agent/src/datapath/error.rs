@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The errors of operations on the datapath. The text of each error states the error's effect or a remedy.
+//! The errors of operations on the datapath. If the operator can remedy an error, the text of the error names the
+//! remedy.
 
 use std::{error::Error, io, path::PathBuf};
 
@@ -286,7 +287,7 @@ impl DatapathError {
             "programs cannot be attached to a device: clients that reach the Node through this device are not served, \
              but all other clients are; the agent tries again"
         } else if self.is_full() {
-            "a map is full: the host's stack forwards packets that need a missing entry"
+            "a map is full: the host's stack forwards the packets for which no entry could be added"
         } else {
             "the datapath does not match the Node's devices yet; the agent tries again"
         }

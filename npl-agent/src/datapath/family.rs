@@ -78,13 +78,14 @@ pub(super) trait FamilyMaps: Send {
 
     /// The maximum number of flows in the flow table.
     fn flow_capacity(&self) -> usize;
-    /// The number of established conntrack entries of this IP family.
+    /// The number of entries in NPL's flow table of this IP family.
     fn flow_count(&self) -> Result<usize, DatapathError>;
-    /// Every established conntrack entry of this IP family. Entries of a protocol that this agent does not know are
+    /// Every entry in NPL's flow table of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the conntrack entries of these Pod endpoints, and changes the phase of their half-open words as
-    /// [`Self::remove_expired_flows`] does. Returns the number of removed entries.
+    /// Removes the flow table's entries of these Pod endpoints, and changes the phase of these flows in the half-open
+    /// cache as [`Self::remove_expired_flows`] does. Returns the number of entries that were removed from the flow
+    /// table.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError>;
     /// The number of socket reverse NAT entries, and the maximum number of these entries.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
@@ -92,18 +93,19 @@ pub(super) trait FamilyMaps: Send {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. The half-open
-    /// words of these flows get the phase "replied", so that they expire too. `seed` is the seed of the flows' hashes.
+    /// Removes the flow table's entries that have expired at `now`, a time of the kernel's monotonic clock. The entries
+    /// of these flows in the half-open cache get the phase "replied", so that these entries expire too. `seed` is the
+    /// seed of the flows' hashes.
     fn remove_expired_flows(&mut self, now: Duration, seed: u64) -> Result<SweptFlows, DatapathError>;
 
     /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Clears the half-open entries whose address index is not in `used`.
+    /// Clears the half-open entries that contain an index of a node address that is not in `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
-    /// Time of the last packet to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero if
-    /// no packet was received.
+    /// The time of the last packet to the node port while it had no mapping, or of the last removal of a mapping of the
+    /// port, whichever is later. The unit is that of [`npl_common::fragment::time`]. Zero if neither has happened.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
@@ -161,8 +163,8 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Calls `look` with every established conntrack entry that exists during the whole call. An entry that is added or
-    /// removed during the call may be missed.
+    /// Calls `look` with every entry that is in the flow table during the whole call. An entry that is added or removed
+    /// during the call may be missed.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -170,14 +172,14 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Maps the half-open slots into memory and passes the slots to `work`. Kernel programs may change the slots while
-    /// `work` runs, so the slots are atomics.
+    /// Maps the slots of the half-open cache into memory and passes the slots to `work`. Kernel programs may change the
+    /// slots while `work` runs, so the slots are atomics.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
-    /// Changes the phase of the half-open words of flows that were removed from the flow table, see
+    /// Changes the phase of flows in the half-open cache after the flows were removed from the flow table: see
     /// [`after_removal`].
     fn end_words(&self, keys: &[L::FlowKey], seed: u64) -> Result<(), DatapathError> {
         if keys.is_empty() {
@@ -326,7 +328,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-        // The half-open words of these flows change their phase even if a removal fails.
+        // The phase of these flows in the half-open cache changes even if a removal from the flow table fails.
         let removed = stale.iter().try_for_each(|key| self.remove_flow(key));
         self.end_words(&stale, seed)?;
         removed.map(|()| stale.len())
@@ -380,7 +382,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 removed.push(key);
             }
         }
-        // The half-open words of the removed flows change their phase even if a later removal has failed.
+        // The phase of the removed flows in the half-open cache changes even if a later removal has failed.
         self.end_words(&removed, seed)?;
         result?;
         Ok(SweptFlows { removed: removed.len(), left: count - removed.len() })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records connections that other software translates as host connections: see [`npl_common::host_connection`]. The
-//! kernel programs pass the packets of these connections to the host, where kernel conntrack continues to translate
-//! them.
+//! Makes entries for connections that other software translates, as for host connections: see
+//! [`npl_common::host_connection`]. The kernel programs pass the packets of these connections to the host, where kernel
+//! conntrack continues to translate them.
 
 use aya::maps::{Array, MapData};
 use npl_common::{
@@ -17,13 +17,14 @@ use super::{
 };
 use crate::core::model::TranslatedConnection;
 
-/// Records the connections, unless their slots already contain their records. `seed` is the seed of the flows' hashes.
+/// Writes an entry for each connection, or renews the time of the connection's existing entry. `seed` is the seed of
+/// the flows' hashes.
 pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
     Records::open(pins, MAP_HOST_CONNECTION_V4)?.write_all::<V4>(connections, seed)?;
     Records::open(pins, MAP_HOST_CONNECTION_V6)?.write_all::<V6>(connections, seed)
 }
 
-/// The map of the records of one IP family.
+/// The map with the entries of one IP family.
 struct Records {
     name: &'static str,
     map: Array<MapData, u64>,
@@ -35,7 +36,7 @@ impl Records {
         Ok(Self { name, map: open(pins, name)?, now: kernel_time() })
     }
 
-    /// Records those of the connections that are of the family of `L`.
+    /// Writes the entries of the connections that are of the IP family of `L`.
     fn write_all<L: Layout>(&mut self, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
         let keys = connections.iter().filter_map(|it| L::flow_key(it.protocol, it.client, it.nat));
         keys.map(|key| L::flow_hash(&key, seed)).try_for_each(|hash| self.write(hash))

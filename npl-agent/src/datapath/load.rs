@@ -216,8 +216,9 @@ impl Datapath {
     }
 
     /// Writes the ifindexes of devices whose packets may already be translated when the TC program runs. The XDP
-    /// program translates them or, while NPL's filter is moved, the temporary filter. The TC programs of these devices
-    /// must not record a translated request as a direct connection. The XDP program records direct connections itself.
+    /// program translates these packets or, while NPL's filter is moved, the temporary filter does. The TC programs of
+    /// these devices must not record a translated request as a direct connection. The XDP program records direct
+    /// connections itself.
     ///
     /// # Errors
     ///
@@ -276,8 +277,8 @@ impl Datapath {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
-    /// Leaves connections that other software translates to that software: the kernel programs pass their packets to
-    /// the host, whatever the mappings.
+    /// Makes the kernel programs pass the packets of these connections, which other software translates, to the host
+    /// unchanged, even if a mapping matches the packets.
     ///
     /// # Errors
     ///
@@ -295,8 +296,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// How long a node port without a mapping must get no packet before it counts as unused; `None` if it already
-    /// counts as unused. Packets of all protocols and of both IP families count. The time is exact to one second.
+    /// The time for which a node port without a mapping must still receive no packet, until the port counts as unused;
+    /// `None` if the port already counts as unused. A packet of any protocol and of either IP family prolongs the time.
+    /// The result is exact to one second.
     ///
     /// # Errors
     ///
@@ -305,9 +307,9 @@ impl Datapath {
         self.tables.time_until_quiet(frontend)
     }
 
-    /// The time since each node port of a range lost its last mapping or received its last packet without a mapping,
-    /// rounded down. Ports for which neither is recorded are left out. The recorded times outlive the agent, but not a
-    /// reboot of the Node.
+    /// For each node port of a range, the time since the last removal of a mapping of the port, or since the last
+    /// packet to the port while it had no mapping, whichever is shorter; rounded down. Ports for which neither is
+    /// recorded are left out. The recorded times outlive the agent, but not a reboot of the Node.
     ///
     /// # Errors
     ///
@@ -379,8 +381,8 @@ impl Datapath {
         // A flag in the configuration makes the TC programs check whether XDP has translated a packet. The flag must
         // match the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
-        // If an earlier agent was killed after it had removed an address or endpoint, cached lookups may still contain
-        // the address or endpoint.
+        // If an earlier agent was killed after it had removed an address or endpoint, but before it had started a new
+        // epoch, cached lookups may still contain the address or endpoint.
         self.tables.begin_epoch()
     }
 }

@@ -168,9 +168,9 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Prepares endpoints that are added again while entries of their former mappings still exist. Former conntrack
-    /// entries may stay, because their generation makes them invalid. Former socket reverse NAT entries are removed
-    /// now, because they have no generation.
+    /// Prepares the reuse of endpoints whose former mappings were removed, but whose conntrack and socket reverse NAT
+    /// entries were not. The conntrack entries may stay, because their generation makes them invalid. The socket
+    /// reverse NAT entries have no generation, so they are removed now.
     fn reuse_endpoints(
         &mut self,
         tables: &mut Tables,
@@ -239,8 +239,8 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// The endpoints that no mapping of any protocol has. The protocol is ignored, because socket reverse NAT entries
-    /// contain no protocol.
+    /// The Pod addresses and ports of the endpoints to which no mapping of any protocol leads. The protocol is ignored,
+    /// because socket reverse NAT entries contain no protocol.
     fn unmapped_endpoints(&self, senders: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
         self.without_mapping(senders.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
     }

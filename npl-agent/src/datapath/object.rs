@@ -37,8 +37,8 @@ pub(super) fn digest(object: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The log text about a map's elements when the agent replaces the map by a map of a different size or with different
-/// flags.
+/// The log text that says what happens to a map's elements when the agent replaces the map with a map of a different
+/// size or with different flags.
 fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"
@@ -145,8 +145,8 @@ impl ProgramKind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // aya-obj derives the attach type from the name of a section; aya does the same when it loads a program from an
-        // object.
+        // aya needs the attach type to open a pinned program. aya-obj derives the attach type from the name of the
+        // program's section, as aya does when it loads a program from an object.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

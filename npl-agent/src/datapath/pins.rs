@@ -68,7 +68,7 @@ impl Pins {
         Self { root, version, abi }
     }
 
-    /// The paths for each ABI version, other than this agent's, that has pins, in descending order of the version.
+    /// The paths of the pins of each other ABI version that has pins, in descending order of the ABI version.
     ///
     /// # Errors
     ///
@@ -281,7 +281,8 @@ impl Pins {
     }
 }
 
-/// Determines the meaning of a path by its components below the directory of the pins of all ABI versions.
+/// Determines what the object at a path is, from the path's components below the directory of the pins of all ABI
+/// versions.
 pub(super) fn meaning_of(components: &[&str], is_dir: bool) -> PinMeaning {
     match *components {
         _ if is_dir => PinMeaning::Directory,

@@ -110,9 +110,9 @@ pub(super) fn is_copied(name: &str) -> bool {
 }
 
 impl Tables {
-    /// Copies the entries of all predecessors that this agent's maps do not contain yet. Mappings are copied only if
-    /// this agent's map of mappings is empty. Mappings in a map that is not empty are from an agent of this version,
-    /// and are more current than those of predecessors.
+    /// Copies those entries of all predecessors whose keys this agent's maps do not contain yet. Mappings are copied
+    /// only if this agent's map of mappings is empty. Mappings in a map that is not empty are from an agent of this
+    /// version, and are more current than those of predecessors.
     pub(super) fn copy_from_predecessors(&mut self, pins: &Pins, entries: Entries) -> Result<(), DatapathError> {
         if !pins.other_versions()?.is_empty() {
             forget_host_connections(pins)?;
@@ -131,7 +131,7 @@ impl Tables {
 }
 
 impl<L: Layout> Maps<L> {
-    /// Copies those entries of a predecessor that this agent's maps do not contain. Returns the numbers of copied
+    /// Copies those entries of a predecessor whose keys this agent's maps do not contain. Returns the numbers of copied
     /// mappings and conntrack entries.
     pub(super) fn copy_entries(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError> {
         let mut mappings = 0;
@@ -215,8 +215,9 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version may also be
-/// among them: programs of an earlier agent use the maps that were moved for copying until they are replaced.
+/// The ifindex of every device with programs that use a predecessor's maps. These programs may also be of this ABI
+/// version: until this agent replaces the programs of an earlier agent, they use the maps that this agent has moved to
+/// copy their elements.
 pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     let mut devices = BTreeSet::new();
     let mut add = |pins: &Pins| -> Result<(), DatapathError> {
@@ -320,7 +321,7 @@ mod tests {
         let former = former_names::ABI_1.iter().find(|(today, _)| *today == MAP_MAPPING_V6).unwrap().1;
         assert_ne!(former, MAP_MAPPING_V6);
         assert_eq!(path(1, MAP_MAPPING_V6), Some(Path::new("/maps").join(former)));
-        assert_eq!(path(1, MAP_HALF_OPEN_V4), None, "the words of ABI 1 have another layout");
+        assert_eq!(path(1, MAP_HALF_OPEN_V4), None, "the half-open cache of ABI 1 has another layout");
         assert_eq!(path(ABI_VERSION, MAP_FLOW_V4), Some(Path::new("/maps").join(MAP_FLOW_V4)));
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
     }

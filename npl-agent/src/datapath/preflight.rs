@@ -23,7 +23,7 @@ pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
 /// The first kernel with TCX, that is, with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel that translates every IPv6 datagram of a fraglist whose first datagram was translated.
+/// The first kernel that translates every IPv6 datagram of a GRO fraglist whose first datagram was translated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
 /// The first patch release of Linux 6.12 that translates every IPv6 datagram of a fraglist whose first datagram was
 /// translated.

@@ -66,7 +66,7 @@ pub struct MappingRecord {
     pub stats: MappingStats,
 }
 
-/// An established conntrack entry.
+/// An entry of NPL's flow table: an established connection or UDP flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The transport protocol of the flow.
@@ -237,7 +237,7 @@ impl Tables {
         Ok(entries)
     }
 
-    /// Every established conntrack entry.
+    /// Every entry of NPL's flow tables of both IP families.
     ///
     /// # Errors
     ///
@@ -269,7 +269,7 @@ impl Tables {
         Ok([self.family(Family::V4).flow_count()?, self.family(Family::V6).flow_count()?])
     }
 
-    /// The number of established conntrack entries of both IP families together.
+    /// The number of entries in NPL's flow tables of both IP families together.
     ///
     /// # Errors
     ///
@@ -278,7 +278,7 @@ impl Tables {
         Ok(self.flow_counts()?.iter().sum())
     }
 
-    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
+    /// Removes the flow tables' entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the
     /// number of removed entries, and passes the result for each family to `report`.
     ///
     /// # Errors
@@ -315,7 +315,7 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// The time since each node port became unmapped or received its last packet without a mapping: see
+    /// The time since each node port of a range last lost a mapping, or received a packet while it had no mapping: see
     /// [`super::Datapath::unmapped_ages`].
     pub(super) fn unmapped_ages(&self, range: PortRange) -> Result<BTreeMap<NodePort, Duration>, DatapathError> {
         let now = kernel_time();
@@ -327,15 +327,16 @@ impl Tables {
         Ok(ages)
     }
 
-    /// Time of the last packet to an unmapped node port, by any protocol or family.
+    /// The time of the last packet to the node port while it had no mapping, or of the last removal of a mapping of the
+    /// port, whichever is later. Packets of all protocols and of both IP families count.
     fn last_unmapped(&self, node_port: NodePort) -> Result<u64, DatapathError> {
         let mut times = Family::ALL.into_iter().map(|family| self.family(family).last_unmapped(node_port));
         times.try_fold(0, |last, time| Ok(time?.max(last)))
     }
 
-    /// Records the current time as the time of the last packet to an unmapped node port. The agent calls this function
-    /// before it removes a mapping, because clients and load balancers may still send packets to the port. The recorded
-    /// time outlives a restart of the agent.
+    /// Records the current time as the time of the last packet to the node port while it had no mapping. The agent
+    /// calls this function before it removes a mapping, because clients and load balancers may still send packets to
+    /// the port. The recorded time outlives a restart of the agent.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
