@@ -19,7 +19,7 @@ const BESIDE_VERSION_1: &str = "unified";
 /// to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
-    /// The root of the cgroup v2 hierarchy, which the agent finds: all processes of the Node.
+    /// The root of the cgroup v2 hierarchy, and therefore all processes of the Node. The agent finds the mount point.
     Auto,
     /// No cgroup: local clients are not served.
     None,

@@ -33,8 +33,8 @@ pub struct Inspection {
     pub is_redirect_refused: bool,
     /// The ifindexes of devices with an attached XDP program.
     pub xdp_links: Vec<u32>,
-    /// By ifindex: why XDP or TC translates the device's requests, as the key of a
-    /// [`crate::core::devices::xdp::XdpReason`].
+    /// By ifindex: why XDP translates the requests that the device receives, or why TC translates them instead, as the
+    /// key of a [`crate::core::devices::xdp::XdpReason`].
     pub xdp_reasons: BTreeMap<u32, String>,
     /// The cgroup hooks to which a program for local clients is attached, without duplicates.
     pub socket_hooks: Vec<&'static str>,

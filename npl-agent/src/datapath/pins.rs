@@ -189,7 +189,8 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// By ifindex: why XDP or TC translates the device's requests, as the key of an `XdpReason`.
+    /// By ifindex: why XDP translates the requests that the device receives, or why TC translates them instead, as the
+    /// key of an `XdpReason`.
     ///
     /// # Errors
     ///

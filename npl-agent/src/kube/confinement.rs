@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks at start, and then every 15 minutes, that an admission policy such as the one in `deploy/npl.yaml` restricts
-//! the writes of this agent. If the policy is missing or names another service account, the API server
-//! accepts every write of the agent; only this check shows the mistake.
+//! the writes of this agent. If the policy is missing or names another service account, the API server accepts every
+//! write that the agent's RBAC permissions allow. Only this check shows the mistake.
 
 use std::time::Duration;
 

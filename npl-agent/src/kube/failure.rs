@@ -17,7 +17,7 @@ const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {
-    /// Returns the kind of failure that an HTTP status without success means.
+    /// Returns the kind of failure that an HTTP status code means, if the code is not a success.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,

@@ -84,8 +84,8 @@ impl ReceivedRequest {
         self.answer.send_response(response.body(Full::from(body.into()).boxed_unsync()).unwrap());
     }
 
-    /// Answers with this status, and with this text as the beginning of a body that does not end. The API server answers a
-    /// watch so.
+    /// Answers with this status, and with this text as the beginning of a body that does not end. The API server
+    /// answers a watch in this way.
     pub(super) fn answer_without_end(self, status: u16, body: impl Into<String>) {
         let response = Response::builder().status(status).body(without_end(body));
         self.answer.send_response(response.unwrap());

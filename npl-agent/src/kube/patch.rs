@@ -85,7 +85,7 @@ pub enum PatchError {
         /// The patched Pod.
         pod: PodKey,
     },
-    /// The API server answered 401 or 403: the agent lacks a permission.
+    /// The API server answered 401 or 403: it does not accept the agent's credentials, or the agent lacks a permission.
     #[error(
         "patch pod {pod}: the API server denies the permission; apply deploy/npl.yaml, which grants patch on \
          pods/status"

@@ -53,8 +53,8 @@ impl WatchObserver for Observers {
     }
 }
 
-/// Logs when a watch fails and when it recovers. A failure of a kind is logged immediately at its first occurrence, and
-/// then at most once per minute.
+/// Logs when a watch fails and when it recovers. The first failure of each kind is logged immediately, and further
+/// failures of this kind at most once per minute.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,

@@ -20,7 +20,7 @@ use crate::core::{
 /// longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why the agent did not answer.
+/// Why a command did not get a usable answer from the agent.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// The agent's local socket does not exist, or no process listens on the socket.

@@ -235,7 +235,7 @@ mod tests {
             assert_eq!(elsewhere, (DeviceKind::Other, None, Some(2)));
         }
         assert_eq!(shared(InfoKind::Vlan, vec![]), (DeviceKind::Other, None, Some(2)));
-        assert_eq!(shared(InfoKind::Veth, vec![]), (DeviceKind::Veth, None, None), "the link of a veth is its peer");
+        assert_eq!(shared(InfoKind::Veth, vec![]), (DeviceKind::Veth, None, None), "a veth's IFLA_LINK is its peer");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// The maximum number of dumps of a list that changes during each of these dumps.
+/// The maximum number of attempts to dump a list. An attempt fails if the list changes during the dump.
 const TRIES: usize = 8;
 
 /// A netlink socket that is used only for dumps. The socket also returns the final message of each dump, which the

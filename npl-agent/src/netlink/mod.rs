@@ -122,8 +122,9 @@ pub struct Survey {
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts to read devices and the routes to Pods on a separate thread. While Pods are created and deleted, a request
-/// can wait seconds for the kernel's `rtnl` lock. Qdiscs, filters and programs are read only if `inspection` is given.
+/// Starts a separate thread that reads the devices and the routes to Pods. A separate thread is needed, because a
+/// request can wait seconds for the kernel's `rtnl` lock while Pods are created and deleted. Qdiscs, filters and
+/// programs are read only if `inspection` is given.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
@@ -310,10 +311,10 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields an item for each message about a change of devices, addresses, default and host routes, or policy rules.
-/// Removed qdiscs and filters also yield an item; added qdiscs and filters do so only with `with_attachments`, and
-/// filters only if other software added them. An overrun of the receive buffer also yields an item, because messages
-/// about changes may have been lost.
+/// Yields an item for each change of devices, addresses, default and host routes, or policy rules, and for each removed
+/// qdisc or filter. With `with_attachments`, also yields an item for each added qdisc that queues packets, and for each
+/// added filter of other software. An overrun of the receive buffer also yields an item, because messages about changes
+/// may have been lost.
 ///
 /// # Errors
 ///

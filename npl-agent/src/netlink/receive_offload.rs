@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads by ethtool's netlink family on which devices GRO joins received datagrams to a list of fragments (fraglist).
+//! Reads, by ethtool's netlink family, on which devices GRO joins received datagrams to one packet with a fragment list
+//! (fraglist).
 
 use std::collections::BTreeSet;
 

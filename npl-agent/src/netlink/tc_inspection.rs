@@ -29,7 +29,7 @@ use crate::core::{
 /// Selects the devices whose qdiscs, filters and programs are read.
 #[expect(missing_debug_implementations, reason = "closures do not implement Debug")]
 pub struct TcInspection {
-    /// The devices that may be uplinks, which are inspected.
+    /// The devices that may be uplinks. These devices are always inspected.
     pub uplinks: DeviceSelection,
     /// Whether the devices to which the routes of Pods lead are also inspected.
     pub with_pods: bool,
@@ -145,7 +145,7 @@ pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// The qdiscs to which filters can be attached, and the filters, of all devices.
+/// The names, clsact qdiscs and filters of all devices.
 #[derive(Debug, Default)]
 pub struct TcState {
     /// Names of all devices, by ifindex.
@@ -158,7 +158,7 @@ pub struct TcState {
     pub unread: BTreeMap<u32, NetlinkError>,
 }
 
-/// Reads the filters of all devices. Devices of a kernel without traffic control have none.
+/// Reads the filters of all devices. If the kernel has no traffic control, no device has filters.
 ///
 /// # Errors
 ///

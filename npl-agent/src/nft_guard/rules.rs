@@ -54,8 +54,8 @@ enum End {
 }
 
 /// Builds the rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the corresponding rule
-/// for IPv6. The rule applies source NAT to the unchanged address, after which the kernel applies no masquerade rule to
-/// the connection.
+/// for IPv6. The rule applies source NAT that translates the source address to itself. The kernel then applies no
+/// masquerade rule to the connection.
 pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     let translation = [
         number(of::NAT_TYPE, value::SOURCE_NAT),

@@ -34,7 +34,7 @@ pub(super) struct PodEndpoint {
 /// The content of NPL's nftables table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Content {
-    /// The elements of the sets in which the rules look up packets.
+    /// The elements of the table's sets, in which the rules look up the addresses and ports of packets.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
     /// Whether the chain `replies` exists, which exempts replies from masquerading.
     pub(super) keeps_sources: bool,
@@ -118,7 +118,7 @@ pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// Returns whether the table exists, in whatever form.
+/// Returns whether the table exists, even if its content differs from the content that [`replace`] creates.
 pub(super) fn exists() -> io::Result<bool> {
     let Some(connection) = if_known(Connection::open())? else { return Ok(false) };
     let mut found = false;

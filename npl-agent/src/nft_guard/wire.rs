@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The messages and attributes of nftables' netlink protocol that the agent uses. Numbers in nftables' attributes are
-//! in network byte order.
+//! The netlink messages and attributes of nftables and kernel conntrack that the agent uses. Numbers in these
+//! attributes are in network byte order.
 
 use std::{io, ops::ControlFlow};
 
@@ -44,12 +44,12 @@ pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
     DefaultNla::new(kind | NLA_F_NESTED, value)
 }
 
-/// A message of nftables, or the message that begins or ends a transaction.
+/// A message to nftables or kernel conntrack, or the message that begins or ends a transaction of nftables.
 #[derive(Debug)]
 pub(super) struct Message {
     kind: u16,
     family: u8,
-    /// The subsystem in a message that begins or ends a transaction; zero in a message of nftables.
+    /// The subsystem in a message that begins or ends a transaction; zero in all other messages.
     subsystem: u16,
     attributes: Vec<DefaultNla>,
 }
@@ -111,7 +111,7 @@ impl NetlinkDeserializable for Answer {
     }
 }
 
-/// A netlink socket of nftables.
+/// A netlink socket for nftables and kernel conntrack.
 #[derive(Debug)]
 pub(super) struct Connection(Socket);
 
@@ -127,7 +127,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the kernel returns an error, the first of these errors. If the kernel does not answer within 10 s, a timeout.
+    /// The first error that the kernel returns, or a timeout if the kernel does not answer within 10 s.
     pub(super) fn commit(&self, commands: Vec<Message>) -> io::Result<()> {
         let begin = Message::of_transaction(uapi::BATCH_BEGIN);
         let end = Message::of_transaction(uapi::BATCH_END);

@@ -104,7 +104,7 @@ fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
     };
     let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // The receive buffer gets the smallest size, because no process reads from the socket: it receives only
+        // The receive buffer gets the smallest size, because no process reads from the socket. The socket receives only
         // datagrams that match no mapping.
         socket.set_recv_buffer_size(1)?;
     }
