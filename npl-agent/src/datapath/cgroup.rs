@@ -56,8 +56,8 @@ pub fn hierarchy() -> Option<PathBuf> {
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Whether the file system at the path is cgroup v2. The mount table does not show this, because a mount that the table
-/// lists may be hidden by another mount on the same path.
+/// Whether the file system at the path is cgroup v2. The mount table is not sufficient for this check, because another
+/// mount on the same path may hide a mount that the table lists.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }

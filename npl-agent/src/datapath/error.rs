@@ -199,7 +199,8 @@ pub enum DatapathError {
     NoNetnsCookie,
     /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
-        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where such a hierarchy is mounted, or none",
+        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where such a hierarchy is mounted, \
+         or give --cgroup none",
         path = .0.display()
     )]
     NotCgroup2(PathBuf),

@@ -121,7 +121,7 @@ pub(super) trait FamilyMaps: Send {
     fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError>;
 }
 
-/// The result of a sweep of the flow table.
+/// The result of a sweep, which removes the expired entries of a flow table.
 #[derive(Debug, Clone, Copy)]
 pub struct SweptFlows {
     /// The number of conntrack entries that were removed.

@@ -42,7 +42,7 @@ pub struct Inspection {
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// The number of packets by drop or pass reason.
+    /// For each reason, the number of packets that the programs counted for this reason.
     pub reasons: Vec<(Reason, u64)>,
 }
 

@@ -191,7 +191,8 @@ impl MappingWriter {
     ///
     /// If a BPF map operation fails.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // The time is recorded before the mapping is removed, so that the port counts as recently used in any case.
+        // The time is recorded before the mapping is removed, so that the port counts as recently used even if the
+        // agent is killed between these two steps.
         tables.record_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;

@@ -99,7 +99,8 @@ impl Predecessor {
     }
 }
 
-/// The name in ABI 1 of a map whose keys and values have the same layout in ABI 1; `None` for other maps.
+/// The name that a map has in ABI 1, if its keys and values have the same layout in ABI 1 as today; `None` for other
+/// maps.
 fn name_in_abi_1(name: &str) -> Option<&'static str> {
     former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
 }

@@ -78,8 +78,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Reuses the pinned programs of an earlier agent if they match; otherwise loads the fastest variant of the
-    /// programs that the kernel accepts.
+    /// Reuses the pinned programs of an earlier agent if they meet the conditions in the comment of this module;
+    /// otherwise loads the fastest variant of the programs that the kernel accepts.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Programs {
     }
 
     /// Frees the memory of the loader. If `are_others_used` is false, also unpins the programs of other builds, because
-    /// none of them is attached.
+    /// then none of these programs is attached.
     pub(super) fn release_unused(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
         if self.object.take().is_some() {
             memory::give_back();

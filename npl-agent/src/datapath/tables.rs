@@ -419,7 +419,7 @@ impl Tables {
         self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
-    /// The number of packets by drop or pass reason, summed over CPUs.
+    /// For each reason, the number of packets that the programs counted for this reason, summed over CPUs.
     ///
     /// # Errors
     ///

@@ -94,7 +94,8 @@ impl Hooks {
         sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
     }
 
-    /// Records why XDP or TC translates each device's requests, for `npl-agent status`.
+    /// Records, for `npl-agent status`, why XDP translates the requests that a device receives, or why TC translates
+    /// them instead.
     ///
     /// # Errors
     ///

@@ -43,7 +43,7 @@ pub struct Uplinks {
 pub struct DeviceReport {
     /// On how many of the chosen devices the programs are attached, and on how many attaching failed.
     pub coverage: Coverage,
-    /// Whether clients can reach the Node by a device with attached programs.
+    /// Whether clients can reach the Node through a device to which programs are attached.
     pub reaches_clients: bool,
     /// The uplinks on which the programs could not be attached: their names by ifindex.
     pub unattached: BTreeMap<u32, String>,

@@ -14,8 +14,8 @@ const FIRST: Duration = Duration::from_millis(500);
 /// delay. With delays of this length, a hundred Nodes with three watches each still send only about forty requests per
 /// second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Time without a failure after which the next delay has the length of the first. This time exceeds the longest delay
-/// plus the time limit of a request, so that repeated failures never shorten the delays.
+/// After this time without a failure, the next delay is again as short as the first delay. This time exceeds the
+/// longest delay plus the time limit of a request, so that repeated failures never shorten the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines about failed requests.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);

@@ -56,7 +56,7 @@ pub enum ConnectError {
     /// The API server answered 401 (`Unauthorized`) several times in succession.
     #[error(
         "the API server at {url} does not accept the agent's credentials: check that its service account exists, or \
-         --kubeconfig"
+         check the file of --kubeconfig"
     )]
     Unauthorized {
         /// The address of the API server.
@@ -257,7 +257,8 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
 }
 
 /// Returns whether the API server grants a permission. If the API server denies the access review itself, the
-/// permission counts as granted. A watch that needs a missing permission reports the denial itself.
+/// permission counts as granted. If the permission is missing nevertheless, the request that needs the permission
+/// reports the denial.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {

@@ -26,7 +26,7 @@ pub struct AnnotationKeys {
     pub enabled: String,
     /// Annotation of a Service: the source ranges from which clients may use the node ports of the Service's Pods.
     pub allowed_sources: String,
-    /// Annotation of a Pod with the mappings of the Pod's ports, which the agent writes.
+    /// Annotation of a Pod, in which the agent publishes the mappings of the Pod's ports.
     pub mapping: String,
     /// The readiness gate of a Pod, and the condition of the same name, which the agent sets once the mappings are
     /// published.
@@ -243,7 +243,7 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
 /// # Errors
 ///
 /// If a port number or the protocol is invalid. If the target port is absent, zero or empty, the Service's port is also
-/// the target port, as the API server's default is.
+/// the target port, which is the API server's default.
 pub fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),

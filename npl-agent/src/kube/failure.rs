@@ -8,8 +8,8 @@ use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
 
-/// The longest `Retry-After` that the agent obeys. Without this limit, a proxy that sends a large value could keep the
-/// agent without changes for an hour.
+/// The longest `Retry-After` that the agent obeys. Without this limit, a proxy that sends a large value could prevent
+/// the agent from receiving changes for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// The number of consecutive 401 or 403 answers after which a refusal counts as final. An API server that has just
@@ -109,8 +109,8 @@ fn asked_by(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST_RETRY_AFTER))
 }
 
-/// Returns the first line of an error of kube, which already includes the error's causes. If the kubeconfig file is
-/// invalid YAML, the omitted lines contain an excerpt of the file.
+/// Returns the first line of an error of kube, which already includes the error's causes. The other lines are omitted,
+/// because they contain an excerpt of the kubeconfig file if the file is invalid YAML.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }

@@ -8,7 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::{ClusterResourceScope, NamespaceResourceScope, Resource};
 use serde::{Deserialize, de::IgnoredAny};
 
-/// `metadata` without the fields that NPL does not use, of which `managedFields` is the largest.
+/// `metadata` with only the fields that NPL uses. Of `managedFields`, the largest field, only the managers of
+/// annotations are kept.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {

@@ -24,7 +24,7 @@ use super::{
 };
 
 /// Time limit for a complete list, and for the complete error of a refused watch. The time limit of the client covers
-/// only the headers of an answer, and pings keep a connection alive on which an answer never ends.
+/// only the headers of an answer, and pings keep the connection alive even if the answer never ends.
 const COMPLETE_ANSWER: Duration = Duration::from_mins(2);
 
 /// The stream of the events of one watch.
