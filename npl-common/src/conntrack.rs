@@ -330,7 +330,8 @@ impl Numbers {
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
 /// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number.
-/// If the sequence number of a client's FIN or RST is not within this distance, the segment does not change the entry.
+/// If the sequence number of a client's FIN or RST is not within this distance, the entry does not record the FIN or
+/// RST.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
@@ -410,8 +411,8 @@ impl Event {
 /// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Leave the entry, because the Pod's packet does not belong to it, and create no entry. The program does not
-    /// translate the packet by this entry.
+    /// The Pod's packet does not belong to the entry: leave the entry unchanged, create no entry, and do not translate
+    /// the packet according to this entry.
     Ignore,
     /// Leave the entry unchanged.
     Keep,
@@ -885,7 +886,8 @@ mod tests {
             }
         }
 
-        /// Every segment within the window is admitted. Of the segments of another connection, one in 4096 is admitted.
+        /// [`Numbers::admit`] accepts exactly the segments whose two numbers are within [`Numbers::WINDOW`]. By chance,
+        /// one in 4096 segments of another connection also meets this condition.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,
