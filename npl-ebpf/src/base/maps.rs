@@ -209,7 +209,7 @@ pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as u
 #[btf_map(name = "npl_cnt_mapping")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 
-/// The number of packets for each drop reason. The kernel programs write this map.
+/// The number of packets that were counted under each reason. The kernel programs write this map.
 #[btf_map(name = "npl_cnt_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 

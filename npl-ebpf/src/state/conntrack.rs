@@ -53,7 +53,7 @@ pub struct Request<F: Family> {
     pub segment: Segment,
 }
 
-/// How a client's packet changed the state of its flow, for the counters of the mapping.
+/// How a packet changed the state of its flow, for the counters of the mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -255,8 +255,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet for which no half-open entry decides: by the flow's entry in the flow table or, if the
-    /// flow table has no entry, as the first packet of a new flow.
+    /// Tracks a client's packet that belongs to no half-open entry with the packet's NAT address: by the flow's entry
+    /// in the flow table or, if the flow table has no entry, as the first packet of a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,

@@ -268,7 +268,7 @@ fn write_address<F: HeaderLayout, const END: bool>(
 }
 
 /// Translates an ICMP error: the source or destination in the error's IP header, and the opposite address and port in
-/// the quoted packet. All words are in network byte order.
+/// the quoted packet. `addr` and `port` are in network byte order.
 ///
 /// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header checksum add
 /// up to zero, so the program adds neither change.

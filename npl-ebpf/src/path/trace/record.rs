@@ -221,7 +221,7 @@ fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
     // The helper rejects a length of 0. The subtraction and the mask turn the length 0 into `SNAP_LENGTH`, with which
     // the helper fails on an empty packet. The mask also shows the bounds of the length to the verifier.
     let captured = (length.min(SNAP_LENGTH).wrapping_sub(1) & (SNAP_LENGTH - 1)) + 1;
-    // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most that.
+    // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most `SNAP_LENGTH`.
     let to = unsafe { (&raw mut (*copy).bytes).cast() };
     // SAFETY: the context is valid, and the helper writes exactly `captured` bytes or fails.
     let status = unsafe { bpf_skb_load_bytes(skb.cast(), l2, to, captured) };
@@ -332,9 +332,10 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether the filter matches a packet. Of the packet's sources and destinations before and after the program, one must
-/// match the filter's client, and one must match an endpoint of the filter. For an ICMP error, the result is always
-/// true: `npl-agent trace` then compares the filter with the packet that the error quotes.
+/// Whether the filter matches a packet. The packet has four addresses with ports: source and destination, before and
+/// after the program. One of the four must match the filter's client, and one must match an endpoint of the filter. For
+/// an ICMP error, the result is always true: `npl-agent trace` then compares the filter with the packet that the error
+/// quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
