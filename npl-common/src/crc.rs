@@ -54,7 +54,7 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "callers with little free stack call this function in a function that is not inlined"
+    reason = "a caller with little free stack calls this function from a function that is not inlined"
 )]
 #[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
@@ -75,7 +75,7 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "callers with little free stack call this function in a function that is not inlined"
+    reason = "a caller with little free stack calls this function from a function that is not inlined"
 )]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);

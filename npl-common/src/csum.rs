@@ -4,7 +4,8 @@
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum does not
 //! depend on the byte order, as long as all words have the same byte order.
 
-/// Adds the carries of a sum of up to 65 536 16-bit words to the low 16 bits.
+/// Reduces the sum of at most 65 536 words of 16 bits to 16 bits: adds the carries, which are the high bits, to the low
+/// 16 bits.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "after two folds, the sum has 16 bits")]

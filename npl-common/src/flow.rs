@@ -63,8 +63,8 @@ map_type! {
 map_type! {
     /// State of an established flow, common to IPv4 and IPv6: see [`crate::conntrack`].
     ///
-    /// Packets of both directions write `last_seen_ns` and `refreshed` without a lock. After a lost update, the
-    /// recorded time is slightly too old.
+    /// The programs write `last_seen_ns` and `refreshed` for packets of both directions, without a lock. If one of two
+    /// concurrent updates is lost, the recorded time is slightly too old.
     pub struct FlowState: 24, align 8 {
         /// Time of the last refresh, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,

@@ -125,7 +125,7 @@ pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A copy of a record with an earlier time: earlier by `units`, in the unit of [`time`].
+/// A copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests thereby let a record expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
