@@ -78,7 +78,7 @@ const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
 /// Generates the next packet. [`Traffic::fate`] selects whether the uplink receives the packet, the client's device
-/// sends the packet, or the driver redirects the packet to the Pod's device.
+/// sends the packet, or the packet is redirected to the Pod's device.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)

@@ -66,9 +66,9 @@ pub enum Transition {
 /// Opens a handshake for a client's SYN. A retransmitted SYN leaves its half-open handshake unchanged. `payload` is the
 /// number of bytes that the SYN carries.
 ///
-/// The function does not read the flow's own entry, so that a SYN flood costs little, and does not write it, so that a
-/// forged SYN does not affect an established connection. SYNs with different sequence numbers have different entries,
-/// so that a forged SYN does not affect another handshake with the same flow tuple.
+/// The function neither reads nor writes the flow's own entry: a SYN flood costs little, and a forged SYN does not
+/// affect an established connection. SYNs with different sequence numbers have different entries, so that a forged SYN
+/// does not affect another handshake with the same flow tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -475,8 +475,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
     /// number.
     ///
-    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase. Late packets
-    /// of a rejected handshake are therefore translated.
+    /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
+    /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Rewrites packet headers. No other module changes the headers of a packet.
+//! Rewrites packet headers. No other module changes the addresses, ports or checksums of a packet.
 //!
 //! A rewrite of TCP or UDP updates three checksums: the IP header checksum, the transport checksum, and `skb->csum`.
 //! With checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware

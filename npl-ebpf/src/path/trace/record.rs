@@ -115,7 +115,7 @@ fn is_armed() -> bool {
     TRACE_FILTER.get_ptr_mut(0).is_some_and(|filter| field!(filter, until).load() != 0)
 }
 
-/// The number of the program's hook, and a flag if the program translates replies.
+/// The number of the program's hook, with the flag [`IS_REPLY`] if the program translates replies.
 #[inline(always)]
 const fn origin<H: Hook>() -> u32 {
     let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
@@ -363,8 +363,9 @@ const MISSES_CLIENT: u64 = 2;
 /// function is not inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
-    // SAFETY: only `npl-agent trace` writes the filter, and a read during a write only records other packets. `end` is
-    // in this CPU's element, which no other program writes during this call.
+    // SAFETY: only `npl-agent trace` writes the fields that this function reads; if a field changes during the read,
+    // the only effect is that other packets are recorded. `end` is in this CPU's element, which no other program writes
+    // during this call.
     let (filter, end) = unsafe { (&*filter, &*end) };
     // The comparisons are not in a loop: without `CAP_PERFMON`, the verifier rejects a variable offset that occurs
     // twice. Each `black_box` prevents the compiler from loading the next endpoint of the filter too early: the stack

@@ -67,7 +67,8 @@ pub trait Mappings: HeaderLayout {
     /// The endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller
     /// caches the result, and otherwise 0.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
-    /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
+    /// The next hop of a Pod in redirect and offload mode; [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`] if
+    /// the map has no next hop for this address.
     fn next_hop(addr: Self::Addr) -> PodNextHop;
 }
 
