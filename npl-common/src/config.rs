@@ -31,15 +31,14 @@ map_type! {
     }
 }
 
-/// Flag: the map `npl_pre_tc_devs` contains at least one device, because a device runs the XDP program or, before Linux
-/// 6.6, because the agent moves NPL's filter ahead of filters of other software. During the move, NPL has a temporary
-/// second filter on the device. A request that the XDP program or the second filter has translated arrives at the TC
-/// program with the Pod's address as destination. On the devices in the map, the TC program therefore does not treat a
-/// datagram to a Pod as a packet of a direct connection.
+/// Flag: the map `npl_pre_tc_devs` contains at least one device. A device is in this map if it runs the XDP program or,
+/// before Linux 6.6, while the agent moves NPL's filter ahead of filters of other software. During the move, NPL has a
+/// temporary second filter on the device. A request that the XDP program or the second filter has translated arrives at
+/// the TC program with the Pod's address as destination. On the devices in the map, the TC program therefore does not
+/// treat a datagram to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
-/// Flag: of the local clients, only those in the host's network namespace may use node ports: see
-/// [`Config::netns_cookie`].
+/// Flag: among local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node ports.
 pub const FLAG_HOST_CLIENTS: u32 = 2;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
