@@ -43,13 +43,14 @@ pub struct Map {
     pub names: &'static [&'static str],
     /// The type of the maps.
     pub kind: MapKind,
-    /// Number of elements of each map.
+    /// The kernel's `max_entries` of each map: the maximum number of elements or, for the ring buffer, its size in
+    /// bytes.
     pub capacity: u32,
     /// The keys.
     pub key: Content,
     /// The values.
     pub value: Content,
-    /// The purpose of the map or program.
+    /// The purpose of the map.
     pub purpose: &'static str,
     /// The components that write elements of the map.
     pub written_by: &'static str,
@@ -90,7 +91,7 @@ impl MapKind {
         }
     }
 
-    /// The name of the map type that `bpftool map` prints.
+    /// The name by which `bpftool map` shows the map type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hash => "hash",
@@ -114,14 +115,14 @@ pub enum Content {
     U32(&'static str),
     /// A `u64`, and its meaning.
     U64(&'static str),
-    /// A layout for each name of the map, or one layout for all names.
+    /// A struct: one layout for each map in [`Map::names`], or one layout for all of them.
     Type(&'static [Layout]),
-    /// A prefix length of four bytes, followed by a layout as in [`Self::Type`].
+    /// The key of an LPM trie: a prefix length of four bytes, followed by a struct as in [`Self::Type`].
     Prefix(&'static [Layout]),
 }
 
 impl Content {
-    /// The layouts: one for each name of the map, or one for all names. Empty if the content is a number.
+    /// The layouts of a struct, as in [`Self::Type`]; empty for a number, and for a ring buffer.
     pub const fn layouts(self) -> &'static [Layout] {
         match self {
             Self::None(_) | Self::U32(_) | Self::U64(_) => &[],
@@ -129,7 +130,7 @@ impl Content {
         }
     }
 
-    /// Size in bytes, in the map at position `position` of [`Map::names`].
+    /// Size in bytes of the key or value in the map whose name is at `position` in [`Map::names`].
     pub fn size(self, position: usize) -> usize {
         let layouts = self.layouts();
         let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);
@@ -459,9 +460,10 @@ pub struct Program {
     pub name: &'static str,
     /// The hook at which the kernel runs the program, and the device or cgroup.
     pub hook: &'static str,
-    /// The options with which the agent attaches the program.
+    /// The options with which the agent attaches the program; for a slow-path program, the names of the programs that
+    /// call it.
     pub used_with: &'static str,
-    /// The purpose of the map or program.
+    /// The purpose of the program.
     pub purpose: &'static str,
 }
 

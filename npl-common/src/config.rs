@@ -31,15 +31,14 @@ map_type! {
     }
 }
 
-/// Flag: the map `npl_pre_tc_devs` contains at least one device, because a device runs the XDP program or, before Linux
-/// 6.6, because the agent moves NPL's filter ahead of filters of other software. During the move, NPL has a temporary
-/// second filter on the device. A request that the XDP program or the second filter has translated arrives at the TC
-/// program with the Pod's address as destination. On the devices in the map, the TC program therefore does not treat a
-/// datagram to a Pod as a packet of a direct connection.
+/// Flag: the map `npl_pre_tc_devs` contains at least one device. A device is in this map if it runs the XDP program or,
+/// before Linux 6.6, while the agent moves NPL's filter ahead of filters of other software. During the move, NPL has a
+/// temporary second filter on the device. A request that the XDP program or the second filter has translated arrives at
+/// the TC program with the Pod's address as destination. On the devices in the map, the TC program therefore does not
+/// treat a datagram to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
-/// Flag: of the local clients, only those in the host's network namespace may use node ports: see
-/// [`Config::netns_cookie`].
+/// Flag: among local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node ports.
 pub const FLAG_HOST_CLIENTS: u32 = 2;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
@@ -48,17 +47,21 @@ const PRIMARY_V6_SHIFT: u32 = 8;
 /// Maximum number of devices in the map `npl_pre_tc_devs`.
 pub const MAX_XDP_DEVICES: u32 = 256;
 
-/// The value of every device in `npl_pre_tc_devs`.
+/// The value of each element of `npl_pre_tc_devs`. Only the key has a meaning: the interface index of a device.
 pub const XDP_ATTACHED: u32 = 1;
 
-const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "both fields must be in one aligned word");
-const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "both fields must be in one aligned word");
+const _: () =
+    assert!(core::mem::offset_of!(Config, primary_v4) == 8, "the address and its index must be in one aligned word");
+const _: () = assert!(
+    core::mem::offset_of!(Config, primary_v4_index) == 12,
+    "the address and its index must be in one aligned word"
+);
 
 const _: () = assert!(
     core::mem::offset_of!(Config, abi) == Config::EPOCH_WORD * size_of::<u64>(),
-    "both fields must be in one aligned word"
+    "`abi` and `epoch` must be in one aligned word"
 );
-const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "both fields must be in one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "`abi` and `epoch` must be in one aligned word");
 
 impl Config {
     /// Index of the 8-byte word of [`Config`] that contains `abi` and `epoch`.
@@ -125,7 +128,7 @@ mod tests {
         assert_eq!((both.primary_v6_index(), both.flags & FLAG_XDP), (255, FLAG_XDP));
         assert_eq!(both.with_xdp(false).primary_v6_index(), 255);
         assert_eq!(both.with_primary_v6_index(0).flags, FLAG_XDP);
-        assert_eq!(config.primary_v6_index(), 0, "the position of an agent that does not write the field");
+        assert_eq!(config.primary_v6_index(), 0, "the index is 0 if the agent has not written it");
         let restricted = both.with_host_clients_only(true);
         assert_eq!(restricted.flags ^ both.flags, FLAG_HOST_CLIENTS);
         assert_eq!(restricted.with_xdp(false).flags & FLAG_HOST_CLIENTS, FLAG_HOST_CLIENTS);

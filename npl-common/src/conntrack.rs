@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The connection tracking state machine: one pure function, [`step`]. The kernel programs call `step` for each packet.
-//! The agent's sweeper calls `step` for each conntrack entry, with the time since a packet last refreshed the entry.
+//! The connection tracking state machine: one pure function, [`step`]. The kernel programs call `step` for each packet
+//! that may change a conntrack entry. The agent's sweeper calls `step` for the conntrack entries, with the time for
+//! which each entry was idle ([`Event::Silence`]).
 //!
 //! Only a client's packet opens a conntrack entry; a Pod's packet never opens one. If an entry is lost, the client's
-//! next packet recreates the entry. Entries in phases before [`Phase::ESTABLISHED`] are words of the half-open cache
-//! ([`crate::half_open`]); entries in the phase [`Phase::ESTABLISHED`] are elements of the flow table
-//! ([`crate::flow`]).
+//! next packet recreates the entry. Entries in the phase [`Phase::ESTABLISHED`] are elements of the flow table
+//! ([`crate::flow`]). Entries in all other phases are words of the half-open cache ([`crate::half_open`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
@@ -315,8 +315,8 @@ impl Numbers {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The checksum that is stored beside these numbers in the reply cache. A reader uses the numbers only if the
-    /// checksum matches the half-open entry.
+    /// The checksum that is stored beside these numbers in the reply cache. A program uses stored numbers only if this
+    /// checksum shows that they belong to the half-open `entry` with the key `key`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
@@ -330,7 +330,8 @@ impl Numbers {
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
 /// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number.
-/// If the sequence number of a client's FIN or RST is not within this distance, the segment does not change the entry.
+/// If the sequence number of a client's FIN or RST is not within this distance, the entry does not record the FIN or
+/// RST.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
@@ -365,9 +366,11 @@ pub enum Event {
     },
     /// The Pod's datagram.
     PodDatagram,
-    /// The sweep has found that no packet has refreshed the entry for the time `ns`.
+    /// The agent's sweeper has found that the entry was idle for the time `ns`.
     Silence {
-        /// The time, in nanoseconds, since a packet last refreshed the entry.
+        /// The idle time, in nanoseconds. For an entry of the flow table: the time since a packet last refreshed the
+        /// entry. For an entry of the half-open cache, which has no time stamp: the time for which the sweeper has
+        /// found the entry unchanged.
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
@@ -410,8 +413,8 @@ impl Event {
 /// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Leave the entry, because the Pod's packet does not belong to it, and create no entry. The program does not
-    /// translate the packet by this entry.
+    /// The Pod's packet does not belong to the entry: leave the entry unchanged, create no entry, and do not translate
+    /// the packet according to this entry.
     Ignore,
     /// Leave the entry unchanged.
     Keep,
@@ -885,7 +888,8 @@ mod tests {
             }
         }
 
-        /// Every segment within the window is admitted. Of the segments of another connection, one in 4096 is admitted.
+        /// [`Numbers::admit`] accepts exactly the segments whose two numbers are within [`Numbers::WINDOW`]. By chance,
+        /// one in 4096 segments of another connection also meets this condition.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

@@ -16,19 +16,20 @@
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// The polynomial `x^0`, which is the number 1.
 const ONE: u32 = 1 << 31;
-/// The polynomial `x^8`: the factor by which one more byte of message multiplies a change.
+/// The polynomial `x^8`. For each message byte after the changed bits, the change of the CRC is multiplied by `x^8`.
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
-/// Mask that selects every fourth bit of a word. In a product of masked words, no carry reaches another masked bit.
+/// Mask that selects every fourth bit of a word. In the integer product of two masked words, the carries from one
+/// selected bit do not reach the next selected bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
-/// Offset in [`TABLE`] of the products of each byte and `x^32`. With these products, a word is divided by the CRC
-/// polynomial byte by byte.
+/// Offset in [`TABLE`] of the remainders: for each byte, the product of the byte and `x^32`, modulo the CRC polynomial.
+/// [`times_element`] uses the remainders to reduce a product byte by byte.
 const REMAINDERS: u32 = 0;
-/// Offset in [`TABLE`] of the powers of `x` whose exponent is 8 times the index.
+/// Offset in [`TABLE`] of 256 powers of `x`: element `i` after this offset is `x` to the power `8i`.
 const POWERS: u32 = 256;
-/// Offset in [`TABLE`] of the powers of `x` whose exponent is 2048 times the index.
+/// Offset in [`TABLE`] of 256 powers of `x`: element `i` after this offset is `x` to the power `2048i`.
 const HIGH_POWERS: u32 = 512;
 /// Number of elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
@@ -53,11 +54,12 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "callers with little free stack call this function in a function that is not inlined"
+    reason = "a caller with little free stack calls this function from a function that is not inlined"
 )]
 #[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-    // The product has 63 bits, and the coefficient of the highest power is the lowest bit.
+    // The product has 63 bits, and its lowest bit is the coefficient of `x^62`. After the shift, the low half of the
+    // word contains the coefficients of `x^63` to `x^32`, which the loop reduces modulo the CRC polynomial.
     let product = carryless(a, element(index)?) << 1;
     let mut rest = product as u32;
     for _ in 0..size_of::<u32>() {
@@ -73,7 +75,7 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "callers with little free stack call this function in a function that is not inlined"
+    reason = "a caller with little free stack calls this function from a function that is not inlined"
 )]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);
@@ -176,7 +178,8 @@ mod tests {
         assert_eq!(full(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// Tests the longest packet of either IP family, and the lengths around each change of the length's high byte.
+    /// Tests the longest packet of either IP family, and lengths just below and above a change of the length's high
+    /// byte.
     #[test]
     fn the_longest_packet_and_lengths_around_each_high_byte_have_the_right_crc() {
         for length in [12, 13, 255, 256, 257, 511, 512, 1500, 4095, 4096, 9000, 32_767, 32_768, 65_535] {

@@ -4,7 +4,8 @@
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum does not
 //! depend on the byte order, as long as all words have the same byte order.
 
-/// Adds the carries of a sum of up to 65 536 16-bit words to the low 16 bits.
+/// Reduces the sum of at most 65 536 words of 16 bits to 16 bits: adds the carries, which are the high bits, to the low
+/// 16 bits.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "after two folds, the sum has 16 bits")]
@@ -36,7 +37,7 @@ pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
 }
 
 /// The difference to pass to `bpf_l4_csum_replace` if a 32-bit word changes from `old` to `new`. The sum of four
-/// differences does not overflow, so an IPv6 address can be passed as one difference.
+/// differences fits in 32 bits, so the change of an IPv6 address can be passed as one difference.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn difference32(old: u32, new: u32) -> u32 {
@@ -70,7 +71,8 @@ pub enum Field {
 }
 
 /// Whether a transport checksum field contains a complete checksum or only the pseudo-header sum, inferred from the
-/// field's values before and after the kernel's helper updated the field. `difference` is the change of the pseudo-header's sum.
+/// field's values before and after the kernel's helper `bpf_l4_csum_replace` updated the field. `difference` is the
+/// change of the pseudo-header's sum.
 ///
 /// Programs cannot read whether a field contains a complete checksum or only the pseudo-header sum. The helper
 /// subtracts the change from a complete checksum, and adds the change to a pseudo-header sum. The result is `None` if

@@ -29,7 +29,7 @@ pub mod tcp_flag {
 }
 
 map_type! {
-    /// The key of an IPv4 flow: the addresses and ports of the client and of the Pod, and the protocol.
+    /// The key of a flow in the flow table: the addresses and ports of the client and of the Pod, and the protocol.
     pub struct FlowKeyV4: 16, align 4 {
         /// In network byte order.
         pub client_addr: [u8; 4],
@@ -63,14 +63,14 @@ map_type! {
 map_type! {
     /// State of an established flow, common to IPv4 and IPv6: see [`crate::conntrack`].
     ///
-    /// Packets of both directions write `last_seen_ns` and `refreshed` without a lock. After a lost update, the
-    /// recorded time is slightly too old.
+    /// The programs write `last_seen_ns` and `refreshed` for packets of both directions, without a lock. If one of two
+    /// concurrent updates is lost, the recorded time is slightly too old.
     pub struct FlowState: 24, align 8 {
         /// Time of the last refresh, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,
         /// Generation of the endpoint at the time when the entry was created.
         pub generation: u32,
-        /// Low half of `jiffies` at `last_seen_ns`.
+        /// Low 32 bits of the kernel's `jiffies` at the time `last_seen_ns`.
         pub refreshed: u32,
         /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
         /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only if its
@@ -143,14 +143,15 @@ impl FlowV6 {
     }
 }
 
-/// The halves of an IPv6 address as words of a flow's hash. The programs load the address as four 32-bit words in the
-/// processor's byte order.
+/// The two halves of an IPv6 address, as [`hash::flow_v6`] expects them: the programs load an address from a packet as
+/// four 32-bit words, and do not convert the byte order of the words.
 const fn halves(addr: [u8; 16]) -> [u64; 2] {
     let bits = u128::from_be_bytes(addr);
     [word_pair(bits >> u64::BITS), word_pair(bits)]
 }
 
-/// The low two 32-bit words of `bits`, each converted from network to host byte order.
+/// The low two 32-bit words of `bits`, each with the value that a program gets if it loads the word's bytes from a
+/// packet.
 #[expect(clippy::cast_possible_truncation, reason = "only the low bits are used")]
 const fn word_pair(bits: u128) -> u64 {
     (u32::from_be((bits >> u32::BITS) as u32) as u64) << u32::BITS | u32::from_be(bits as u32) as u64

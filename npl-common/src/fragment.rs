@@ -102,8 +102,8 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a slot contains a record according to which later fragments are still translated at this [`time`]. The
-/// record of an untranslated datagram does not overwrite the record of a translated datagram.
+/// Whether a slot contains the record of a translated datagram that has not expired at this [`time`]. The programs do
+/// not overwrite such a record by the record of an untranslated datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
@@ -125,7 +125,7 @@ pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A copy of a record with an earlier time: earlier by `units`, in the unit of [`time`].
+/// A copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests thereby let a record expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT

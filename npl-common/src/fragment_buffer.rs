@@ -9,7 +9,8 @@
 /// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has only 12
 /// fragments.
 pub const FRAGMENTS: u32 = 16;
-/// Index of the element that contains the first fragment while saved fragments overwrite the first fragment's skb.
+/// Index of the element that contains a copy of the first fragment while the saved fragments, one after another,
+/// overwrite the first fragment's skb.
 pub const SAVED: u32 = FRAGMENTS;
 /// Index of the element with the state of the fragment buffer: `excess` is the next slot to overwrite, `time` is the
 /// time of the last save, and `hash` is the key of the datagram whose first fragment the current program has

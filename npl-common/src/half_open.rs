@@ -4,7 +4,8 @@
 //!
 //! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
 //! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot contains the entry
-//! of another flow that waits for the Pod's first reply. Programs read and write each word atomically:
+//! of another flow that waits for the Pod's first reply. Programs read and write each word atomically. The fields of a
+//! word are:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0

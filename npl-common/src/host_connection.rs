@@ -4,7 +4,8 @@
 //! answer a host connection.
 //!
 //! The entry of a host connection is one 64-bit word in a slot of an array, as in [`crate::half_open`]. Each connection
-//! has two candidate slots, so that two connections with the same first slot can both have an entry:
+//! has two candidate slots, so that two connections with the same first slot can both have an entry. The fields of an
+//! entry are:
 //!
 //! ```text
 //! 63            24 23       0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! A macro that declares map types: the structs of keys, values and records of maps, and of their parts. The macro
+//! A macro that declares map types: structs that are keys, values or records of maps, or parts of them. The macro
 //! asserts the size of each type at compile time, and contains the only `unsafe` code for map types.
 
 /// The description of a struct that `map_type!` declares, for `layout.snap` and for the reference page of maps.
@@ -17,7 +17,7 @@ pub struct Layout {
     pub fields: &'static [FieldLayout],
 }
 
-/// A field of a struct that `map_type!` declares: of a map's key, value or record, or of a part of one.
+/// A field of a struct that `map_type!` declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldLayout {
     /// The field's name.
@@ -30,7 +30,7 @@ pub struct FieldLayout {
     pub offset: usize,
 }
 
-/// Declares a map type: a `#[repr(C)]` struct of an exact size, without padding that the compiler would leave
+/// Declares a map type: a `#[repr(C)]` struct of an exact size, without implicit padding, whose bytes would be
 /// undefined.
 macro_rules! map_type {
     (

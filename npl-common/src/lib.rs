@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! The ABI between NPL's kernel programs and user space: the keys, values and names of all maps, the names of programs,
-//! the drop and pass reasons, and the ABI version. The crate also contains the connection tracking state machine and
-//! checksum arithmetic.
+//! the reasons under which packets are counted, and the ABI version. The crate also contains the connection tracking
+//! state machine and checksum arithmetic.
 //!
 //! # Byte order and layout
 //!
@@ -12,7 +12,8 @@
 //!   of 2^30 ns (1.07 s, [`fragment::time`]), or consists of the low 32 bits of `jiffies`.
 //! * Every struct of a map's key or value is `#[repr(C)]`. Its padding is explicit and always zero, because the kernel
 //!   compares keys byte by byte.
-//! * A change of the layout or name of a map, or of a discriminant in a map, increments [`names::ABI_VERSION`].
+//! * A change of the layout of a map, or of a discriminant in a map, increments [`names::ABI_VERSION`]. If only a map's
+//!   name changes, the former name is added to [`former_names`].
 
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]

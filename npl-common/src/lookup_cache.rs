@@ -23,9 +23,9 @@ const PER_PROTOCOL: u32 = MAX_MAPPINGS;
 const _: () = assert!(PER_PROTOCOL.is_power_of_two(), "slots are chosen by a mask");
 
 map_type! {
-    /// A cached IPv4 mapping.
+    /// A cached mapping, with the Pod's next hop.
     pub struct CachedMappingV4: 32, align 8 {
-        /// Copy of the value that the look-up returned.
+        /// Copy of the mapping's value in `npl_mapping_v4` or `npl_mapping_v6`.
         pub backend: BackendV4,
         /// Copy of the Pod's next hop. The device index is 0 if there is no next hop, see [`no_next_hop`].
         pub next_hop: PodNextHop,
@@ -35,9 +35,9 @@ map_type! {
 }
 
 map_type! {
-    /// A cached IPv6 mapping.
+    /// Like [`CachedMappingV4`], for IPv6.
     pub struct CachedMappingV6: 48, align 8 {
-        /// Copy of the value that the look-up returned.
+        /// As in [`CachedMappingV4`].
         pub backend: BackendV6,
         /// Always zero.
         pub pad: u32,
@@ -87,7 +87,8 @@ pub const fn slot(frontend: Frontend) -> u32 {
     half | frontend.node_port as u32 & (PER_PROTOCOL - 1)
 }
 
-/// The checksum of a mapping's cached `words` in `epoch`: see [`Config::epoch`].
+/// The checksum of a cached mapping: of its `words`, its frontend, the seed in `config`, and the `epoch`
+/// ([`Config::epoch`]).
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) -> u64 {
@@ -104,7 +105,7 @@ map_type! {
     /// flow. The element is at the index of the flow's slot in the half-open cache. Elements from 65 536 on, which
     /// correspond to slots of handshakes, contain a client's sequence and acknowledgement number instead.
     pub struct CachedReply: 16, align 8 {
-        /// Copy of the value that the look-up returned.
+        /// Copy of the endpoint's value in `npl_endpoint_v4` or `npl_endpoint_v6`.
         pub endpoint: Endpoint,
         /// Checksum over the copy, its flow and the epoch ([`reply_checksum`]); with any other value, the copy is
         /// invalid.

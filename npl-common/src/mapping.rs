@@ -24,11 +24,12 @@ pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 /// Flag of a backend: only sources in `npl_allow_v4` or `npl_allow_v6` may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
-/// The value of every range in `npl_allow_v4` and `npl_allow_v6`.
+/// The value of each element of `npl_allow_v4` and `npl_allow_v6`. Only the key has a meaning: a mapping and a source
+/// range.
 pub const ALLOWED: u32 = 1;
 
 map_type! {
-    /// An IPv4 address of this Node.
+    /// An address of this Node.
     pub struct NodeAddressV4: 4, align 4 {
         /// In network byte order.
         pub addr: [u8; 4],
@@ -36,7 +37,7 @@ map_type! {
 }
 
 map_type! {
-    /// An IPv6 address of this Node.
+    /// Like [`NodeAddressV4`], for IPv6.
     pub struct NodeAddressV6: 16, align 4 {
         /// In network byte order.
         pub addr: [u8; 16],
@@ -44,7 +45,7 @@ map_type! {
 }
 
 map_type! {
-    /// The value of a node address in the map.
+    /// The value of a node address in `npl_addr2idx_v4` and `npl_addr2idx_v6`.
     pub struct LocalAddress: 4, align 4 {
         /// Index of the node address. The agent does not reuse an index while a conntrack entry may contain the index.
         pub index: u32,
@@ -64,7 +65,7 @@ map_type! {
 }
 
 map_type! {
-    /// The Pod behind an IPv4 mapping.
+    /// The Pod to which a mapping leads, and the properties of the mapping.
     pub struct BackendV4: 16, align 4 {
         /// In network byte order.
         pub pod_addr: [u8; 4],
@@ -80,7 +81,7 @@ map_type! {
 }
 
 map_type! {
-    /// The Pod behind an IPv6 mapping.
+    /// Like [`BackendV4`], for IPv6.
     pub struct BackendV6: 28, align 4 {
         /// In network byte order.
         pub pod_addr: [u8; 16],
@@ -96,10 +97,10 @@ map_type! {
 }
 
 map_type! {
-    /// Source allow-list entry, IPv4: the part of the key after the prefix length. In a look-up, all bits of the
-    /// frontend and the prefix of the source address must match.
+    /// The key of a source range in an allow-list, without the prefix length that precedes it. In a look-up, all bits
+    /// of the frontend and the prefix of the source address must match.
     pub struct SourceV4: 8, align 4 {
-        /// The mapping.
+        /// The node port and protocol of the mapping.
         pub frontend: Frontend,
         /// Network order; bits beyond the prefix are zero.
         pub addr: [u8; 4],
@@ -109,7 +110,7 @@ map_type! {
 map_type! {
     /// Like [`SourceV4`], for IPv6.
     pub struct SourceV6: 20, align 4 {
-        /// The mapping.
+        /// As in [`SourceV4`].
         pub frontend: Frontend,
         /// Network order; bits beyond the prefix are zero.
         pub addr: [u8; 16],
@@ -154,11 +155,12 @@ map_type! {
 }
 
 map_type! {
-    /// The value of an endpoint in the map.
+    /// The value of an endpoint in `npl_endpoint_v4` and `npl_endpoint_v6`.
     pub struct Endpoint: 8, align 4 {
-        /// As in [`BackendV4`]; all mappings of one Pod port have the same generation.
+        /// The Pod's generation, as in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,
-        /// Index of the mapping's element in `npl_cnt_mapping`.
+        /// Index of the element in `npl_cnt_mapping` that counts the endpoint's replies: the element of one of its
+        /// mappings.
         pub stats_index: u32,
     }
 }

@@ -8,7 +8,7 @@ pub const MAX_UPLINKS: u32 = 256;
 /// Maximum number of Pod addresses of one IP family in the map of next hops.
 pub const MAX_NEXT_HOPS: u32 = 4096;
 
-/// The value of every device in `npl_rd_uplinks`.
+/// The value of each element of `npl_rd_uplinks`. Only the key has a meaning: the interface index of an uplink.
 pub const UPLINK: u32 = 1;
 
 /// The kind of device through which a Pod is reached.
@@ -20,7 +20,7 @@ pub mod kind {
 }
 
 map_type! {
-    /// A Pod's IPv4 address.
+    /// The address of a Pod.
     pub struct PodAddressV4: 4, align 4 {
         /// In network byte order.
         pub addr: [u8; 4],
@@ -28,7 +28,7 @@ map_type! {
 }
 
 map_type! {
-    /// A Pod's IPv6 address.
+    /// Like [`PodAddressV4`], for IPv6.
     pub struct PodAddressV6: 16, align 4 {
         /// In network byte order.
         pub addr: [u8; 16],

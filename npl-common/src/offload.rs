@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(
             observe(at(NOW), TAG, NOW + INTERVAL_JIFFIES),
             None,
-            "until the stack has forwarded the next packet"
+            "an expired direction becomes pending before it is observed again"
         );
     }
 

@@ -17,8 +17,8 @@ pub const UNUSED: u64 = 1;
 pub const IPV6: u32 = 1 << 16;
 /// Mask of the port number in [`EndpointFilter::port`] and [`PacketEnd::port`], without the flag [`IPV6`].
 pub const PORT_MASK: u32 = 0xffff;
-/// Flag in [`PacketCopy::protocol`]: the packet is an ICMP error. Every filter matches an ICMP error, because
-/// `npl-agent trace` compares the packet that the error quotes.
+/// Flag in [`PacketCopy::protocol`]: the packet is an ICMP error. The programs record every ICMP error, and `npl-agent
+/// trace` compares the packet that the error quotes with the filter.
 pub const ICMP_ERROR: u32 = 1 << 8;
 
 /// Hooks of programs, for [`TraceRecord::hook`].
@@ -50,16 +50,17 @@ pub mod verdict {
 }
 
 map_type! {
-    /// Selects packets whose source or destination has an address and a port.
+    /// Selects packets by the address and port of their source or destination.
     pub struct EndpointFilter: 48, align 8 {
         /// The address; an IPv4 address is in the first four bytes, followed by zeros.
         pub addr: [u64; 2],
-        /// The bits of `addr` that must be equal. 0 selects every address.
+        /// Mask: the bits in which the packet's address must be equal to `addr`. 0 selects every address.
         pub addr_mask: [u64; 2],
         /// The port, plus [`IPV6`] (65 536) for an IPv6 address.
         pub port: u32,
-        /// The bits of `port` that must be equal. 0 selects every port and IP family. A packet whose ports are unknown,
-        /// such as a later fragment, matches every port. A packet of a protocol without ports has port 0.
+        /// Mask: the bits in which the packet's port must be equal to `port`. 0 selects every port and IP family. A
+        /// packet whose ports are unknown, such as a later fragment, matches every port. A packet of a protocol without
+        /// ports has port 0.
         pub port_mask: u32,
         /// 1 if the element is unused and selects no packet; otherwise 0.
         pub unused: u64,

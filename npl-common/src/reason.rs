@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Drop and pass reasons, under which the programs count packets to or from a mapping's port that are not translated,
-//! or that are translated with a conflict.
+//! The reasons under which the programs count packets to or from a mapping's port: packets that are dropped or passed
+//! unchanged, and packets that are translated in spite of a tuple conflict or a rejected conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {

@@ -21,9 +21,10 @@ map_type! {
     pub struct SocketRnatKeyV4: 16, align 8 {
         /// The kernel's cookie of the socket, which is never reused.
         pub socket: u64,
-        /// In network byte order; a part of the cookie in the entry that names the socket's last Pod.
+        /// In network byte order. In the entry whose value is the socket's last Pod, this field contains a part of the
+        /// cookie instead of an address.
         pub pod_addr: [u8; 4],
-        /// In host byte order; 0 in the entry that names the socket's last Pod.
+        /// In host byte order; 0 in the entry whose value is the socket's last Pod.
         pub pod_port: u16,
         /// Always zero.
         pub pad: u16,
@@ -47,7 +48,8 @@ map_type! {
 }
 
 map_type! {
-    /// The NAT address that the client connected or sent to last; or the socket's last Pod.
+    /// The NAT address to which the client last connected or sent; in the entry with Pod port 0, the Pod to which the
+    /// socket last connected or sent.
     pub struct SocketRnatV4: 8, align 4 {
         /// A node address, a loopback address, or the last Pod's address; network order.
         pub node_addr: [u8; 4],

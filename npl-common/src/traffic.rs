@@ -38,7 +38,7 @@ const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 #[expect(clippy::inline_always, reason = "a function call costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the port is the low 16 bits")]
 pub const fn random_client(number: u64) -> (u32, u16) {
-    // An odd factor is invertible; see `hash::flow`.
+    // Multiplication by an odd factor is invertible modulo a power of two. The factors are those of `hash::flow`.
     let mut drawn = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & CLIENT_MASK;
     drawn ^= drawn >> (CLIENT_BITS / 2);
     drawn = drawn.wrapping_mul(0x6a09_e667_f3bc_c909) & CLIENT_MASK;
@@ -67,11 +67,11 @@ map_type! {
 
 /// Actions of the generator on a packet.
 pub mod fate {
-    /// The generator's device receives the packet.
+    /// The generator's device receives the packet (`XDP_PASS`).
     pub const RECEIVED: u16 = 0;
-    /// The generator's device sends the packet to the other end of the link.
+    /// The generator's device sends the packet to the other end of the link (`XDP_TX`).
     pub const SENT: u16 = 1;
-    /// The driver of the generator's device redirects the frame to the Pod's device.
+    /// The generator redirects the packet to the Pod's device (`XDP_REDIRECT`).
     pub const REDIRECTED: u16 = 2;
 }
 

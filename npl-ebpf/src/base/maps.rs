@@ -189,7 +189,7 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
 /// Devices on which another program of NPL may have translated a packet before the TC program, by ifindex: devices with
-/// the XDP program and, before Linux 6.6, devices that have a temporary second filter of NPL, because the agent moves
+/// the XDP program and, before Linux 6.6, devices that have a temporary second filter of NPL while the agent moves
 /// NPL's filter ahead of filters of other software. The agent writes this map. Programs look up a device only if
 /// [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_pre_tc_devs")]
@@ -209,7 +209,7 @@ pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as u
 #[btf_map(name = "npl_cnt_mapping")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 
-/// The number of packets for each drop reason. The kernel programs write this map.
+/// The number of packets that were counted under each reason. The kernel programs write this map.
 #[btf_map(name = "npl_cnt_reason")]
 pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();
 

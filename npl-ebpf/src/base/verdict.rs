@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Verdicts on packets, with the drop reasons of verdicts. Only this module uses the action codes of TC and XDP.
+//! Verdicts on packets, and the counting of packets under the reasons of verdicts. Only this module uses the action
+//! codes of TC and XDP.
 
 use aya_ebpf::{
     bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},

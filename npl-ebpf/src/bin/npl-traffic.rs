@@ -78,7 +78,7 @@ const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
 /// Generates the next packet. [`Traffic::fate`] selects whether the uplink receives the packet, the client's device
-/// sends the packet, or the driver redirects the packet to the Pod's device.
+/// sends the packet, or the packet is redirected to the Pod's device.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
@@ -149,8 +149,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
 fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     let (to, from) = (frame.cast::<u32>(), template.as_ptr().cast::<u32>());
     for word in 0..FRAME_BYTES / size_of::<u32>() {
-        // SAFETY: frame and template are `FRAME_BYTES` long, as checked and as their types state, and aligned to four
-        // bytes.
+        // SAFETY: the frame and the template both have `FRAME_BYTES` bytes, and both are aligned to four bytes.
         unsafe { to.add(word).write_volatile(*from.add(word)) };
     }
 }

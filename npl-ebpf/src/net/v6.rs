@@ -105,7 +105,8 @@ impl Addressing for V6 {
 
 impl HeaderLayout for V6 {
     const ETHER_TYPE: u32 = 0x86dd_u16.to_be() as u32;
-    /// IPv6 has no header checksum whose change cancels that of the address, so the kernel must update `skb->csum`.
+    /// The IPv6 header has no checksum that would compensate for the change of the address in `skb->csum`, so the
+    /// kernel must update `skb->csum`.
     const STORE_FLAGS: u64 = BPF_F_RECOMPUTE_CSUM as u64;
     const TAIL: usize = offset_of!(Header, tail);
     const LENGTH: usize = LENGTH;

@@ -27,7 +27,8 @@ use crate::{
     },
 };
 
-/// Access to the address in the kernel's context of a system call.
+/// Access to the address in the context (`bpf_sock_addr`) that the kernel passes to a cgroup program, for each kind of
+/// address.
 pub trait AddressField {
     type Family: Family;
 

@@ -53,7 +53,7 @@ pub struct Request<F: Family> {
     pub segment: Segment,
 }
 
-/// How a client's packet changed the state of its flow, for the counters of the mapping.
+/// How a packet changed the state of its flow, for the counters of the mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
     Unchanged,
@@ -66,9 +66,9 @@ pub enum Transition {
 /// Opens a handshake for a client's SYN. A retransmitted SYN leaves its half-open handshake unchanged. `payload` is the
 /// number of bytes that the SYN carries.
 ///
-/// The function does not read the flow's own entry, so that a SYN flood costs little, and does not write it, so that a
-/// forged SYN does not affect an established connection. SYNs with different sequence numbers have different entries,
-/// so that a forged SYN does not affect another handshake with the same flow tuple.
+/// The function neither reads nor writes the flow's own entry: a SYN flood costs little, and a forged SYN does not
+/// affect an established connection. SYNs with different sequence numbers have different entries, so that a forged SYN
+/// does not affect another handshake with the same flow tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -255,8 +255,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet for which no half-open entry decides: by the flow's entry in the flow table or, if the
-    /// flow table has no entry, as the first packet of a new flow.
+    /// Tracks a client's packet that belongs to no half-open entry with the packet's NAT address: by the flow's entry
+    /// in the flow table or, if the flow table has no entry, as the first packet of a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -475,8 +475,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
     /// number.
     ///
-    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase. Late packets
-    /// of a rejected handshake are therefore translated.
+    /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
+    /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {

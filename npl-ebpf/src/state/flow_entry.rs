@@ -59,7 +59,8 @@ pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>
     true
 }
 
-/// A new entry for a flow that a packet establishes. `segment` is this packet's segment if the client sent the packet.
+/// A new entry for a flow that a packet establishes. `segment` is this packet's segment if the client sent the packet,
+/// and [`Segment::DATAGRAM`] if the Pod sent the packet.
 #[inline(always)]
 pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
     let state = FlowState {

@@ -19,8 +19,8 @@ use npl_common::{
 
 use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::RewriteError, maps::FRAGMENT_BUFFER};
 
-/// The key of a datagram's saved fragments. The key depends on the hook (`on_arrival`: ingress), because a copy may be
-/// re-injected only at the hook at which the copy was saved.
+/// The key of a datagram's saved fragments. The key depends on the hook (`on_arrival` is true at ingress), because a
+/// copy may be re-injected only at the hook at which the copy was saved.
 #[inline(always)]
 pub const fn key(hash: u64, on_arrival: bool) -> u64 {
     if on_arrival { hash } else { !hash }
@@ -66,9 +66,10 @@ pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     noted == 0 || reinject_all(skb, noted, if on_arrival { 0 } else { LEAVES })
 }
 
-/// Flag in the state of [`npl_frag_release`]: the first fragment is saved, and its skb contains another frame.
+/// Flag in the argument `state` of [`npl_frag_release`]: the first fragment is saved, and its skb contains another
+/// frame.
 const IS_SAVED: u32 = 1;
-/// Flag in the state of [`npl_frag_release`]: the hook is egress, so the device sends the fragments.
+/// Flag in the argument `state` of [`npl_frag_release`]: the hook is egress, so the device sends the fragments.
 const LEAVES: u32 = 2;
 
 /// Re-injects all saved fragments of a datagram, then restores the first fragment in its skb.

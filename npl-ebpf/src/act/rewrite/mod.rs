@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Rewrites packet headers. No other module changes the headers of a packet.
+//! Rewrites packet headers. No other module changes the addresses, ports or checksums of a packet.
 //!
 //! A rewrite of TCP or UDP updates three checksums: the IP header checksum, the transport checksum, and `skb->csum`.
 //! With checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware
@@ -268,7 +268,7 @@ fn write_address<F: HeaderLayout, const END: bool>(
 }
 
 /// Translates an ICMP error: the source or destination in the error's IP header, and the opposite address and port in
-/// the quoted packet. All words are in network byte order.
+/// the quoted packet. `addr` and `port` are in network byte order.
 ///
 /// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header checksum add
 /// up to zero, so the program adds neither change.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logging of the trace build. The programs log every verdict except `UNRELATED`, which is the verdict on nearly every
-//! packet of the Node.
+//! Logging of verdicts, in the trace build (feature `trace`). The programs log every verdict except `UNRELATED`, which
+//! is the verdict on nearly every packet of the Node.
 //!
 //! The program and its logging are separate functions that are not inlined, so that each function frees its stack space
 //! before the other function runs.
@@ -129,7 +129,7 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
         assert!(size_of::<F::Addr>() <= 16 && align_of::<F::Addr>() <= align_of::<Note>());
     };
     // SAFETY: `note` is this processor's element of the map; the fields `source` and `destination` have room for an
-    // address, and the alignment of an address.
+    // address, and are aligned like an address.
     unsafe {
         (&raw mut (*note).source).cast::<F::Addr>().write(source);
         (&raw mut (*note).destination).cast::<F::Addr>().write(destination);
@@ -207,8 +207,8 @@ struct Outcome {
     text: Text<32>,
 }
 
-/// The number of rows and of columns of [`OUTCOMES`]. The two numbers are powers of two, so that the program can mask
-/// an index: the verifier then knows that the index is in range.
+/// The number of rows (kinds of verdicts) and of columns (reasons) of [`OUTCOMES`]. The two numbers are powers of two,
+/// so that the program can mask an index: the verifier then knows that the index is in range.
 const KINDS: usize = 8;
 const REASONS: usize = Reason::ALL.len().next_power_of_two();
 

@@ -115,7 +115,7 @@ fn is_armed() -> bool {
     TRACE_FILTER.get_ptr_mut(0).is_some_and(|filter| field!(filter, until).load() != 0)
 }
 
-/// The number of the program's hook, and a flag if the program translates replies.
+/// The number of the program's hook, with the flag [`IS_REPLY`] if the program translates replies.
 #[inline(always)]
 const fn origin<H: Hook>() -> u32 {
     let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
@@ -221,7 +221,7 @@ fn copy_packet(skb: *mut __sk_buff, l2: u32, copy: *mut PacketCopy) {
     // The helper rejects a length of 0. The subtraction and the mask turn the length 0 into `SNAP_LENGTH`, with which
     // the helper fails on an empty packet. The mask also shows the bounds of the length to the verifier.
     let captured = (length.min(SNAP_LENGTH).wrapping_sub(1) & (SNAP_LENGTH - 1)) + 1;
-    // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most that.
+    // SAFETY: the element has room for `SNAP_LENGTH` bytes, and `captured` is at most `SNAP_LENGTH`.
     let to = unsafe { (&raw mut (*copy).bytes).cast() };
     // SAFETY: the context is valid, and the helper writes exactly `captured` bytes or fails.
     let status = unsafe { bpf_skb_load_bytes(skb.cast(), l2, to, captured) };
@@ -332,9 +332,10 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether the filter matches a packet. Of the packet's sources and destinations before and after the program, one must
-/// match the filter's client, and one must match an endpoint of the filter. For an ICMP error, the result is always
-/// true: `npl-agent trace` then compares the filter with the packet that the error quotes.
+/// Whether the filter matches a packet. The packet has four addresses with ports: source and destination, before and
+/// after the program. One of the four must match the filter's client, and one must match an endpoint of the filter. For
+/// an ICMP error, the result is always true: `npl-agent trace` then compares the filter with the packet that the error
+/// quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
@@ -362,8 +363,9 @@ const MISSES_CLIENT: u64 = 2;
 /// function is not inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
-    // SAFETY: only `npl-agent trace` writes the filter, and a read during a write only records other packets. `end` is
-    // in this CPU's element, which no other program writes during this call.
+    // SAFETY: only `npl-agent trace` writes the fields that this function reads; if a field changes during the read,
+    // the only effect is that other packets are recorded. `end` is in this CPU's element, which no other program writes
+    // during this call.
     let (filter, end) = unsafe { (&*filter, &*end) };
     // The comparisons are not in a loop: without `CAP_PERFMON`, the verifier rejects a variable offset that occurs
     // twice. Each `black_box` prevents the compiler from loading the next endpoint of the filter too early: the stack

@@ -65,9 +65,10 @@ pub trait Mappings: HeaderLayout {
     /// Whether the source allow-list of a restricted mapping contains this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
     /// The endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller
-    /// caches the result.
+    /// caches the result, and otherwise 0.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
-    /// The next hop of a Pod in redirect and offload mode, or [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`].
+    /// The next hop of a Pod in redirect and offload mode; [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`] if
+    /// the map has no next hop for this address.
     fn next_hop(addr: Self::Addr) -> PodNextHop;
 }
 
@@ -104,7 +105,8 @@ pub trait FlowTable: HeaderLayout {
     fn remove_flow(key: &Self::FlowKey) -> Option<()>;
 }
 
-/// Arrays whose slots are selected by a hash or by a port, with the state of flows and ports outside of the flow table.
+/// The arrays with state of flows, datagrams, host connections and ports. A hash or a port selects the slot in an
+/// array.
 pub trait SlotArrays {
     fn half_open(slot: u32) -> Option<Cell<u64>>;
     fn fragment(slot: u32) -> Option<Cell<u64>>;
