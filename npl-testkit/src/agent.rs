@@ -255,8 +255,8 @@ fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
     let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     match io::Error::last_os_error() {
         _ if result == 0 => Ok(()),
-        // The caller tries all numbers below 64. The kernel has fewer capabilities and returns EINVAL for unknown
-        // numbers.
+        // The caller tries all capability numbers below 64. The kernel has fewer capabilities and returns EINVAL for
+        // unknown numbers.
         err if err.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         err => Err(err),
     }

@@ -20,7 +20,7 @@ use crate::{tools, traffic};
 /// The directory of the load balancers' programs.
 const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
 
-/// The timeout of a request, longer than the longest sequence of retries.
+/// The timeout of a request, longer than the longest sequence of a load balancer's retries.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The page with the configurations.
@@ -144,7 +144,7 @@ fn programs() -> Result<PathBuf> {
     folder.with_context(|| format!("set {PROGRAMS_VARIABLE}, as `cargo xtask test` does"))
 }
 
-/// Returns the page's example of a configuration file.
+/// Returns the example of the configuration file `file` from docs/load-balancers.md.
 ///
 /// # Errors
 ///

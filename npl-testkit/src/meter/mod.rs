@@ -105,7 +105,8 @@ pub enum Entry {
     /// At the client's end of the veth pair. The uplink's driver accepts these frames only while the uplink has an XDP
     /// program or GRO enabled.
     Wire,
-    /// At the Pod's end of its veth pair, as frames from the uplink's driver. Requires GRO at the Pod's end.
+    /// At the Pod's end of its veth pair, as frames that the uplink's driver has redirected to the Pod. Requires GRO at
+    /// the Pod's end.
     Pod,
     /// Above the driver of the Node's end of the Pod's veth pair, as frames that the Pod has sent.
     PodUplink,

@@ -22,7 +22,7 @@ use crate::baselines;
 use crate::cases::{Case, Mode, Workload};
 use crate::ours::{Manner, Ours};
 
-/// The first port of each side. Mapping n leads from the nth node port to the nth Pod port.
+/// The first node port and the first Pod port. Mapping n leads from the nth node port to the nth Pod port.
 pub(crate) const FIRST_NODE_PORT: u16 = 50_000;
 pub(crate) const FIRST_POD_PORT: u16 = 20_000;
 

@@ -38,7 +38,7 @@ const PORT_RANGE: &str = "20000-29999";
 /// The address of the first Pod. No host or process has the address of a Pod.
 const FIRST_POD_IP: u32 = u32::from_be_bytes([10, 64, 0, 1]);
 
-/// The cluster, as seen from the Node.
+/// The cluster, with clients for threads that run in the Node's network namespace.
 #[derive(Debug)]
 pub(crate) struct Environment<'a> {
     pub(crate) annotations: AnnotationLog,

@@ -99,9 +99,9 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
     for number in 0..u32::try_from(count)? {
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
-            // The load balancer has stopped using the previous Pod just after a query. The pauses distribute the writes
-            // of annotations over the query interval; without the pauses, every annotation would be written just after
-            // a query.
+            // A measurement ends just after the load balancer has queried the feed, because the load balancer stops
+            // using the deleted Pod only then. The pauses distribute the writes of annotations over the query interval;
+            // without the pauses, every annotation would be written just after a query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
         lags.push(lag(scene).with_context(|| process.log_tail(10))?);
