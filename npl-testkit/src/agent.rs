@@ -109,7 +109,7 @@ impl Agent {
         self.process.terminate(grace)
     }
 
-    /// Starts the agent again after it has exited, and waits until the agent is ready.
+    /// Starts the agent again and waits until it is ready. If the agent still runs, it is killed with SIGKILL first.
     pub fn restart(&mut self) -> Result<()> {
         if self.process.exit_status().is_none() {
             self.kill()?;
@@ -175,8 +175,8 @@ impl Options {
         Ok(output)
     }
 
-    /// Runs a subcommand as [`Self::command`] does. Returns its exit code and its standard output, or its standard
-    /// error if standard output is empty.
+    /// Runs a subcommand as [`Self::command`] does. Returns the exit code and the standard output of the subcommand, or
+    /// its standard error if the standard output is empty.
     pub fn exit_code_and_output(&self, arguments: &[&str]) -> Result<(i32, String)> {
         let mut command = self.netns.command(&self.binary)?;
         // With an interval of 0 s, `status` reads the counters once. A second reading for the rates would take another
@@ -255,8 +255,8 @@ fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
     let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     match io::Error::last_os_error() {
         _ if result == 0 => Ok(()),
-        // The caller tries all numbers below 64. The kernel has fewer capabilities and returns EINVAL for unknown
-        // numbers.
+        // The caller tries all capability numbers below 64. The kernel has fewer capabilities and returns EINVAL for
+        // unknown numbers.
         err if err.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         err => Err(err),
     }

@@ -14,10 +14,11 @@ use crate::tools;
 /// The chain of the table `nat` that contains the rules of all mappings.
 pub const CHAIN: &str = "ANTREA-NODE-PORT-LOCAL";
 
-/// The fields of an annotation, which depend on the version of Antrea.
+/// The fields of each element of the annotation, in addition to `podPort`, `nodeIP` and `nodePort`. These fields depend
+/// on the version of Antrea.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// `podPort`, `nodeIP`, `nodePort`, `protocols`.
+    /// `protocols`.
     V1_4,
     /// `protocol` and `protocols`.
     V1_7,
@@ -107,7 +108,7 @@ pub fn annotation(format: Format, node_ip: IpAddr, mappings: &[Mapping]) -> Stri
     mappings.iter().map(|mapping| mapping.element(format, node_ip)).collect::<Value>().to_string()
 }
 
-/// Removes the rules of all mappings, as the operator does after the migration.
+/// Removes the rules of all mappings, as an operator does after the migration from Antrea to NPL.
 ///
 /// # Errors
 /// If `iptables` fails.

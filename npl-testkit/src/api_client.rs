@@ -14,7 +14,7 @@ use ureq::{Agent, Body};
 use crate::netns::Netns;
 use crate::poll;
 
-/// The time limit of one request.
+/// The time limit for connecting to the API server, and for receiving the status and the header of a response.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Idle connections to keep: the largest number of threads that share one client.

@@ -2,7 +2,7 @@
 //! cgroups for test Nodes: each is a child of the root of a mounted hierarchy, v1 or v2.
 //!
 //! A kubelet requires exclusive control of its cgroup root. Each Node therefore has a cgroup namespace with the Node's
-//! own group as root. The group's name identifies every group of a Node for cleanup.
+//! own group as root. A Node's groups have the same name in all hierarchies, so that a cleanup finds them by name.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -148,8 +148,8 @@ fn put(
     } else {
         // An error means that the qdisc already exists.
         drop(tc::qdisc_add_clsact(device));
-        // To run ahead of other filters, this filter needs only their priority, because the kernel runs the newest
-        // filter of a priority first.
+        // The kernel runs the newest filter of a priority first, so this filter runs ahead of the others if it has
+        // their priority.
         TcAttachOptions::Netlink(match place {
             Place::Ahead | Place::AheadAsFilter => {
                 NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None }

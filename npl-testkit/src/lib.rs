@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Infrastructure of NPL's tests, demo and benchmarks: network namespaces, topologies, packets, traffic, and a real API
-//! server. This crate is never released and does not depend on the agent.
+//! server. This crate is never released. Its library does not depend on the agent; only the benchmark and some tests
+//! use the agent's code.
 //!
 //! A [`run::Run`] owns all objects that a test creates outside its process, and removes them when dropped:
 //!

@@ -33,8 +33,8 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: 
     ran.map(drop).context("run the packet generator with live frames, which requires Linux 5.18")
 }
 
-/// Pins the calling thread to the last allowed processor. All softirq work on the packets of the thread then runs there
-/// too.
+/// Pins the calling thread to the last allowed processor and gives the thread real-time priority. All softirq work on
+/// the packets of the thread then runs on this processor, too.
 pub fn occupy_one_processor() -> Result<()> {
     stay_on_last_processor()?;
     go_ahead()

@@ -20,7 +20,7 @@ use crate::{tools, traffic};
 /// The directory of the load balancers' programs.
 const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
 
-/// The timeout of a request, longer than the longest sequence of retries.
+/// The timeout of a request, longer than the longest sequence of a load balancer's retries.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The page with the configurations.
@@ -85,12 +85,13 @@ impl LoadBalancer {
     ///
     /// # Errors
     ///
-    /// If the environment does not name the directory of the programs.
+    /// If the environment variable `NPL_BALANCERS_DIR` is unset.
     pub fn program(&self) -> Result<PathBuf> {
         Ok(programs()?.join(self.name))
     }
 
-    /// Starts the load balancer in a namespace with the configuration of the page, with the replacements.
+    /// Starts the load balancer in a namespace, with the configuration of docs/load-balancers.md. In this
+    /// configuration, the first text of each pair of `replacements` is replaced by the second one.
     ///
     /// # Errors
     ///
@@ -103,7 +104,8 @@ impl LoadBalancer {
         Process::spawn(self.name, command, &folder.join("log"))
     }
 
-    /// Writes the configuration into `folder`, with the replacements, and makes `command` use it.
+    /// Writes the configuration into `folder`, with the same replacements as [`Self::start`], and makes `command` use
+    /// the configuration.
     ///
     /// # Errors
     ///
@@ -142,7 +144,7 @@ fn programs() -> Result<PathBuf> {
     folder.with_context(|| format!("set {PROGRAMS_VARIABLE}, as `cargo xtask test` does"))
 }
 
-/// Returns the page's example of a configuration file.
+/// Returns the example of the configuration file `file` from docs/load-balancers.md.
 ///
 /// # Errors
 ///
@@ -153,7 +155,7 @@ pub fn example(file: &str) -> Result<String> {
     block(&page, file).map(str::to_owned).with_context(|| format!("{PAGE} has no code block {file}"))
 }
 
-/// Returns the code block of the page whose first line has this name after the language.
+/// Returns the code block with this file name. The file name stands after the language in the first line of the block.
 fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
     let marker = format!(" {name}\n");
     let blocks = page.split("```").skip(1).step_by(2);
@@ -180,8 +182,8 @@ mod tests {
         }
     }
 
-    /// The number of lines between the comments `npl-feed: begin` and `npl-feed: end`, or of all lines of a file without
-    /// these comments.
+    /// The number of lines between the comments `npl-feed: begin` and `npl-feed: end`, or of all lines of a file
+    /// without these comments.
     fn lines_of_the_feed(text: &str) -> usize {
         let marked = text.split_once("# npl-feed: begin\n").and_then(|(_, after)| after.split_once("# npl-feed: end"));
         let lines = marked.map_or(text, |(lines, _)| lines).lines();

@@ -97,7 +97,7 @@ impl PrivateBpffs {
     }
 }
 
-/// Creates a detached mount of the same file system.
+/// Creates a detached mount of the file system that is mounted at `at`.
 #[expect(unsafe_code, reason = "no library in use has open_tree")]
 fn copy_of_mount(at: &Path) -> io::Result<OwnedFd> {
     const OPEN_TREE_CLONE: libc::c_uint = 1;

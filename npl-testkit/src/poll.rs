@@ -23,8 +23,8 @@ pub fn patience() -> u32 {
 /// Polls `condition` until it returns a value. Returns the value and the elapsed time.
 ///
 /// # Errors
-/// If the condition does not hold within `limit`, which [`patience`], a load above one per processor and late sleeps
-/// extend, or if the process is asked to end. The error contains `what`.
+/// If the condition does not hold within `limit`, or if the process is asked to end. The limit is extended by
+/// [`patience`], by a load above one per processor, and by late sleeps. The error contains `what`.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A TCP proxy in front of the API server that can delay, close or reject connections, or swallow their data.
+//! A TCP proxy in front of the API server. The proxy can delay or discard data, and close or reject connections.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -26,11 +26,11 @@ struct Shared {
     is_over: AtomicBool,
     is_closed: AtomicBool,
     delay_millis: AtomicU64,
-    /// The number of accepted connections.
+    /// The number of connections that were forwarded so far, which is also the number of the next connection.
     accepted: AtomicU64,
-    /// The proxy discards the data of connections with a lower number.
+    /// The proxy discards the data of connections whose number is lower than this one.
     swallowed: AtomicU64,
-    /// The number of bytes that the server has sent.
+    /// The number of bytes that the server has sent, without discarded bytes.
     from_server: AtomicU64,
     connections: Mutex<Vec<TcpStream>>,
 }
@@ -79,13 +79,13 @@ impl Proxy {
         }
     }
 
-    /// Closes every connection and rejects new ones until [`Self::open`].
+    /// Closes every connection. Also closes each new connection at once, until [`Self::open`].
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         self.cut();
     }
 
-    /// Accepts connections again.
+    /// Forwards new connections again.
     pub fn open(&self) {
         self.shared.is_closed.store(false, Ordering::SeqCst);
     }
@@ -96,7 +96,7 @@ impl Proxy {
         self.shared.swallowed.store(self.shared.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    /// The number of bytes that the server has sent on all connections.
+    /// The number of bytes that the server has sent on all connections, without discarded bytes.
     pub fn bytes_from_server(&self) -> u64 {
         self.shared.from_server.load(Ordering::SeqCst)
     }

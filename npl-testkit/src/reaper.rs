@@ -5,12 +5,13 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
-/// Blocks SIGCHLD and SIGTERM. Call this function before the first child can exit.
+/// Blocks SIGCHLD, SIGTERM and SIGINT. Call this function before the first child can exit.
 pub fn prepare() -> Result<()> {
     signals().thread_block().context("block signals")
 }
 
-/// Reaps children until SIGTERM arrives. When this process exits, the kernel kills all processes of the PID namespace.
+/// Reaps children until SIGTERM or SIGINT arrives. When this process exits, the kernel kills all processes of the PID
+/// namespace.
 pub fn run() -> Result<()> {
     let signals = signals();
     loop {

@@ -156,7 +156,8 @@ pub fn sweep() -> Result<()> {
     Ok(())
 }
 
-/// The identifiers of all runs that have a directory. A name with a dot belongs to a run that is being created.
+/// The identifiers of all runs that have a directory. A directory whose name begins with a dot belongs to a run that is
+/// being created.
 pub fn ids() -> BTreeSet<String> {
     directory_names(Path::new(ROOT)).into_iter().filter(|id| !id.starts_with('.')).collect()
 }

@@ -51,8 +51,8 @@ pub(super) fn follow(client: &ApiClient, namespace: &str, ports: &[Port], pool: 
     let mut version = watcher.list()?;
     thread::spawn(move || {
         while !watcher.pool.is_closed() {
-            // While the API server is unavailable, the balancer keeps the members that it knows. When the API server is
-            // available again, the watch may have expired, and a new list is necessary.
+            // While the API server is unavailable, the balancer keeps the members that it knows. Afterwards, the
+            // resource version of the watch may have expired, so the balancer reads a new list.
             if watcher.watch(&mut version).is_err() {
                 thread::park_timeout(AWAY);
                 if let Ok(newer) = watcher.list() {

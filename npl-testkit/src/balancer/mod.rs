@@ -38,13 +38,13 @@ pub struct Options {
     pub ports: Vec<Port>,
     /// Requests per second; fewer on a machine that is too slow for this rate.
     pub rate: u32,
-    /// The delay after which the balancer applies a change at the API server.
+    /// The time from a change at the API server until the balancer uses the changed members.
     pub delay: Duration,
-    /// The client addresses that Pods may observe.
+    /// The balancer's own addresses. A response is wrong if the Pod observed another client address.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A running balancer. Dropping it ends it.
+/// A running balancer. Dropping this value stops the balancer.
 #[derive(Debug)]
 pub struct Balancer {
     pool: Arc<Pool>,
@@ -88,14 +88,14 @@ impl Balancer {
         self.pool.members_at(Instant::now())
     }
 
-    /// Waits until every current member has received a request.
+    /// Waits until the balancer has sent a request to every current member.
     pub fn wait_for_a_round(&self, limit: Duration) -> Result<()> {
         let goal = self.turn.load(Ordering::Relaxed) + self.members().len() as u64 + u64::from(WORKERS);
         let is_reached = || (self.turn.load(Ordering::Relaxed) >= goal).then_some(());
         poll::until("a request to every member", limit, is_reached).map(drop)
     }
 
-    /// Ends the balancer after the requests in progress.
+    /// Stops the balancer after the requests in progress.
     pub fn stop(mut self) -> Result<Report> {
         self.stops.clear();
         let mut report = Report::default();
@@ -120,7 +120,7 @@ impl Drop for Balancer {
     }
 }
 
-/// A sending thread, responsible for its share of the rate.
+/// One of the threads that send the requests. Each thread sends the same number of requests per second.
 struct Worker {
     pool: Arc<Pool>,
     turn: Arc<AtomicU64>,
@@ -139,7 +139,8 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return report,
             }
-            // A missed time is skipped: catching up would take processor time from the cluster, which is already late.
+            // A late worker sends no additional requests to catch up, because these would take processor time from the
+            // cluster, which is slow already.
             due = (due + self.interval).max(Instant::now());
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             let asked = Instant::now();

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::members::Member;
 
-/// Versions of the member list, each with the time from which the version applies. The newest version that applies
-/// already is current.
+/// Versions of the member list, each with the time from which the balancer uses this version. The version in use is the
+/// newest one whose time is not in the future.
 #[derive(Debug)]
 pub(super) struct Pool {
     delay: Duration,

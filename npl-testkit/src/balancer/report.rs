@@ -25,7 +25,7 @@ pub enum Kind {
 /// A request that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The time of the request, since the start.
+    /// The time from the balancer's start to the request.
     pub at: Duration,
     /// The member to which the request was sent.
     pub member: Member,
@@ -48,11 +48,11 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// Requests that were not sent because there was no member.
     pub unserved: u64,
-    /// TCP segments that the clients retransmitted.
+    /// TCP segments that were retransmitted in the clients' network namespace.
     pub resent: u64,
     /// The longest response time of a correct response.
     pub slowest: Duration,
-    /// The time from start to end.
+    /// The time from the balancer's start to its end.
     pub took: Duration,
 }
 

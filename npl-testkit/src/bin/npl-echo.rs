@@ -30,7 +30,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     // Signal handling must be set up before any thread starts. In a container, signal handling is required, because the
     // kernel discards signals that PID 1 does not handle.
     interrupt::watch()?;
-    // In a container, the host name is the name of its Pod, which is the default.
+    // In a container, `HOSTNAME` is the name of the Pod.
     let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());
     let mut node = None;
     let mut ports = Vec::new();

@@ -14,7 +14,7 @@ use npl_testkit::residue::Residue;
 /// objects, qdiscs and processes.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Fail if objects exist that this earlier list does not contain. The kernel gets some seconds to free objects.
+    /// Fail if objects exist that this earlier list does not contain. The kernel gets up to a minute to free objects.
     #[arg(long, value_name = "FILE")]
     nothing_beyond: Option<PathBuf>,
 }

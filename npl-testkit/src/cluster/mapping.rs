@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::consumers;
 use crate::echo::Protocol;
 
-/// One port of a Pod's annotation with one protocol. An element of the annotation's list has an entry for each of its
-/// protocols.
+/// One mapping in a Pod's annotation, with a single protocol. An element of the annotation with several protocols is
+/// parsed to one entry for each of its protocols.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {

@@ -93,7 +93,8 @@ struct Binaries {
 impl ControlPlane {
     /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until both are ready.
     ///
-    /// There are no kubelets and controllers: tests write their updates to the API server themselves.
+    /// There are no kubelets and controllers: tests write the updates of kubelets and controllers to the API server
+    /// themselves.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
         Self::start_with_flags(run, netns, &[])
     }
@@ -185,7 +186,8 @@ impl ControlPlane {
         self.restart_etcd()
     }
 
-    /// Restores the copy of [`Self::back_up_etcd`], so that all resource versions decrease too.
+    /// Restores etcd's data from the copy that [`Self::back_up_etcd`] made. The resource versions in the restored data
+    /// are older than those that clients have seen since.
     pub fn restore_etcd(&mut self) -> Result<()> {
         self.stop_api_server()?;
         self.etcd.kill()?;

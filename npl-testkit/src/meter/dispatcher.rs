@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps the generator program in the kernel's XDP dispatcher, and checks how much time its calls take in addition to
-//! sending packets.
+//! Keeps the generator program in the kernel's XDP dispatcher, and checks how much time the calls of
+//! `BPF_PROG_TEST_RUN` take in addition to sending packets.
 //!
 //! The dispatcher is a generated function that calls XDP programs directly instead of through a pointer.
 //! `BPF_PROG_TEST_RUN` adds its program to the dispatcher at the start of each call, and removes the program at the

@@ -49,7 +49,8 @@ impl Segment {
     }
 }
 
-/// Builds the first frame, as sent by device `from` to device `to`. The packet must arrive at port `arrives_at`.
+/// Builds the first frame, as sent by device `from` to device `to`. The IPv4 identification contains the port
+/// `arrives_at`, so that the counter recognizes packets that arrive at the expected port.
 pub fn frame(
     segment: Segment,
     [from, to]: [&Device; 2],

@@ -34,12 +34,13 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// The number of packets per call when the time of a call itself is measured; the next constant is the number of these
-/// calls. The number is not zero, because a call without packets would not run the program.
+/// The number of packets that a call sends when the meter measures the time of the call itself. The number is not zero,
+/// because a call without packets would not run the program.
 const SMALLEST: u32 = 2;
+/// The number of calls whose median time counts as the time of a call itself.
 const SMALL_CALLS: usize = 9;
 
-/// The time that packets in flight need to arrive after the last one is sent.
+/// The time limit for packets in flight to arrive after the last packet was sent.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
 /// Tolerated packet loss in 1/1000. If more packets are lost, the sample is discarded, because its rate is not the
@@ -104,7 +105,8 @@ pub enum Entry {
     /// At the client's end of the veth pair. The uplink's driver accepts these frames only while the uplink has an XDP
     /// program or GRO enabled.
     Wire,
-    /// At the Pod's end of its veth pair, as frames from the uplink's driver. Requires GRO at the Pod's end.
+    /// At the Pod's end of its veth pair, as frames that the uplink's driver has redirected to the Pod. Requires GRO at
+    /// the Pod's end.
     Pod,
     /// Above the driver of the Node's end of the Pod's veth pair, as frames that the Pod has sent.
     PodUplink,
@@ -145,7 +147,7 @@ pub struct Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { arrived, packets } = self;
-        write!(f, "only {arrived} of {packets} packets arrived at the expected Pod port")
+        write!(f, "only {arrived} of {packets} packets arrived at the expected port")
     }
 }
 

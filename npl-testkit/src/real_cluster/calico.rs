@@ -149,8 +149,8 @@ impl Calico {
             Dataplane::Iptables => "Disabled",
             Dataplane::Nftables => "Enabled",
         };
-        // Felix, rather than BIRD, adds the routes to the Pods of other Nodes, to the addresses that `-startup`
-        // registers for this backend.
+        // BIRD does not run, so Felix adds the routes to the Pods of other Nodes. The backend decides which addresses
+        // `calico-node -startup` registers for a Node; Felix uses these addresses as next hops.
         let (backend, vxlan, routes) = match self.encapsulation {
             Encapsulation::Vxlan => ("vxlan", "Always", "Disabled"),
             Encapsulation::None => ("bird", "Never", "Enabled"),

@@ -87,7 +87,7 @@ pub(super) fn run(place: Place<'_>) -> Result<Process> {
     space.spawn(&format!("flannel of {}", number.name()), command, &directory.join("log/flannel.log"))
 }
 
-/// Waits until flannel has written the subnet file and configures the bridge accordingly.
+/// Waits until flannel has written the subnet file, and configures the bridge with the MTU from this file.
 pub(super) fn connect_pods(daemon: &Process, node: NodeNumber, directory: &Path) -> Result<()> {
     let file = directory.join(SUBNET_FILE);
     let said = || mtu(&fs::read_to_string(&file).ok()?);

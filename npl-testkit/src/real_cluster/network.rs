@@ -53,8 +53,8 @@ impl NodeNumber {
         Ipv4Addr::new(192, 0, 2, 10 + self.0)
     }
 
-    /// The Node's IPv6 address, such as `2001:db8:0:1::11`. The last group repeats the decimal digits of the IPv4
-    /// address.
+    /// The Node's IPv6 address, such as `2001:db8:0:1::11`. The last group has the same digits as the last number of
+    /// the IPv4 address.
     pub fn v6(self) -> Ipv6Addr {
         Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0x10 + u16::from(self.0))
     }

@@ -129,7 +129,7 @@ impl Node {
         &mut self.containerd
     }
 
-    /// Starts the container runtime again after it has exited. Running Pods are not affected.
+    /// Kills the container runtime and starts it again. Running Pods are not affected.
     pub fn restart_containerd(&mut self) -> Result<()> {
         self.containerd.kill()?;
         self.containerd = containerd::start(self.init.space(), &self.number.name(), &self.directory)?;
@@ -161,7 +161,7 @@ impl Node {
         containerd::ctr(&self.directory)
     }
 
-    /// Returns the PIDs of a Pod's containers, as seen from outside.
+    /// Returns the PIDs of all processes in a Pod's containers, as seen from outside the Node.
     pub fn pod_processes(&self, pod_uid: &str) -> Result<Vec<u32>> {
         let mut pids = Vec::new();
         for entry in fs::read_dir("/proc").context("list processes")?.flatten() {

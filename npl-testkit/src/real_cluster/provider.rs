@@ -26,7 +26,7 @@ pub(super) enum Provider {
     KubeRouter(KubeRouter),
 }
 
-/// A Node whose Pods are connected.
+/// A Node whose Pods a provider connects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) number: NodeNumber,
@@ -38,7 +38,7 @@ pub(super) struct Place<'a> {
 /// The provider's processes on a Node.
 #[derive(Debug)]
 pub(super) struct Daemons {
-    /// The process that configures the network and enforces policies.
+    /// The process that configures the network, and enforces NetworkPolicy if the provider supports it.
     pub(super) main: Process,
     /// A process that assigns addresses to the Node's tunnel devices.
     pub(super) _tunnel_addresses: Option<Process>,
@@ -60,7 +60,8 @@ impl Provider {
         }
     }
 
-    /// Prepares the CNI plug-ins of a Node without processes. Returns the path of their directory inside the Node.
+    /// Prepares the CNI plug-ins of a Node before the Node's first process starts. Returns the path of the plug-ins'
+    /// directory inside the Node.
     pub(super) fn prepare(&self, directory: &Path, node: NodeNumber, machines: &Path) -> Result<PathBuf> {
         match self {
             Self::Bridge => cni::configure(directory, node, None)?,
@@ -70,7 +71,7 @@ impl Provider {
         Ok(machines.to_owned())
     }
 
-    /// Creates the custom resource definitions.
+    /// Creates the provider's custom resource definitions, if the provider has any.
     pub(super) fn define(&self, cluster: &Cluster) -> Result<()> {
         match self {
             Self::Calico(calico) => calico.define(cluster),

@@ -104,8 +104,8 @@ impl Space {
         self.inside(|| tools::output(&mut command)).context("enter the Node")?
     }
 
-    /// Makes a command join the Node's cgroup before it enters the cgroup namespace. From inside the namespace, a
-    /// process outside of its root cannot be moved.
+    /// Makes a command join the Node's cgroup before the command enters the cgroup namespace. Inside the cgroup
+    /// namespace, the command could not be moved, because its own cgroup would be outside the namespace's root.
     #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
     fn join(&self, command: &mut Command) -> Result<()> {
         self.cgroup.hold_system(command)?;

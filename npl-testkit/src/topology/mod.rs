@@ -250,8 +250,8 @@ impl Topology {
 }
 
 impl Client {
-    /// Adds a permanent neighbor entry for the Node's gateway, which the first client is, so that the Node sends no ARP
-    /// requests.
+    /// Adds a permanent neighbor entry on the Node for the Node's gateway, which is the first client, so that the Node
+    /// sends no ARP requests.
     pub fn fix_neighbour(&self) -> Result<()> {
         self.uplink.fix_neighbour(GATEWAY, &self.device)
     }

@@ -79,7 +79,7 @@ struct Shared {
 }
 
 impl Load {
-    /// Sends at most `per_second` requests from `from`, round-robin over `requests`.
+    /// Starts a load that sends at most `per_second` requests per second from `from`, round-robin over `requests`.
     pub fn start(from: &Netns, per_second: u32, requests: Vec<Request>) -> Self {
         let start = Instant::now();
         let (requests, report) = (RwLock::new(requests), Mutex::default());
@@ -148,7 +148,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
-        // A missed time is skipped: catching up would delay the tested programs further on a slow machine.
+        // A late worker sends no additional requests to catch up, because these would delay the tested programs further
+        // on a slow machine.
         due = (due + interval).max(shared.start.elapsed());
         // The lock is held during the request, because `replace` waits for this lock until no request of the old list
         // is in progress.
@@ -184,7 +185,7 @@ fn ask(wanted: &Request, question: &str) -> Result<Answer> {
     let is_late = start.elapsed() >= request_limit();
     // The number of retransmitted SCTP chunks is unknown here, so every late response counts as lost.
     let is_lost = is_late && (wanted.protocol == Protocol::Sctp || has_lost_segments(&stream)?);
-    ensure!(!is_lost, "answered only after a packet was lost, within {:?}", start.elapsed());
+    ensure!(!is_lost, "a packet was lost, and the response arrived only after {:?}", start.elapsed());
     Ok(answer)
 }
 

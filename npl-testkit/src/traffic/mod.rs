@@ -149,7 +149,7 @@ pub fn udp_exchange(from: &Netns, server: SocketAddr, question_bytes: usize, ans
     let socket = udp_socket(from, server, true)?;
     socket.send(&question).with_context(|| format!("send {question_bytes} bytes to {server}"))?;
     let (answer, length) = udp_receive_sized(&socket, &question, request_limit())?
-        .with_context(|| format!("{server} did not answer {question_bytes} bytes with {answer_bytes}"))?;
+        .with_context(|| format!("no response from {server} to a request of {question_bytes} bytes"))?;
     ensure!(length == answer_bytes, "the response has {length} bytes instead of {answer_bytes}");
     Ok(answer)
 }
@@ -212,8 +212,8 @@ pub(crate) fn ask_within(protocol: Protocol, server: SocketAddr, question: &str,
 /// Whether a segment of the client, its SYN included, was lost. The kernel also retransmits a segment whose
 /// acknowledgment is late, for example after the machine was paused. The server reports a segment that arrived twice by
 /// a DSACK (RFC 2883), so a segment was lost if the kernel has retransmitted more segments than DSACKs arrived. The
-/// server answers a repeated SYN without a DSACK, so each repeated SYN counts as lost. Lost packets of the server do not
-/// count.
+/// server answers a repeated SYN without a DSACK, so each repeated SYN counts as lost. Lost packets of the server do
+/// not count.
 pub fn has_lost_segments(stream: &TcpStream) -> std::io::Result<bool> {
     // A DSACK may arrive after the answer.
     let nothing_is_lost = || match segments(stream) {

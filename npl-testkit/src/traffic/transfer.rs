@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transfers large amounts of data over TCP; the receiver verifies every byte.
+//! Transfers large amounts of data over TCP. The client verifies the digest of all bytes.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -41,7 +41,7 @@ pub struct TransferReport {
     pub elapsed: Duration,
 }
 
-/// Transfers `bytes` and verifies them.
+/// Transfers this number of bytes and verifies their digest.
 pub fn transfer(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64) -> Result<TransferReport> {
     run(&tcp_connect(from, server)?, Plan { direction, bytes, rate: None }, &AtomicU64::new(0))
         .with_context(|| format!("{direction:?} of {bytes} bytes with {server}"))
@@ -75,7 +75,7 @@ impl Transfer {
         !self.thread.is_finished()
     }
 
-    /// Waits until at least `share` (0 to 1) of the bytes are transferred.
+    /// Waits until at least `share` (0 to 1) of the bytes are transferred, or until the transfer has ended.
     pub fn wait_for_share(&self, share: f64, limit: Duration) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "a share of a few MiB")]
         let reached = || (self.moved() as f64 >= share * self.bytes as f64 || !self.is_running()).then_some(());
@@ -98,7 +98,7 @@ struct Plan {
 fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
     stream.set_read_timeout(Some(STALL_LIMIT * poll::patience())).context("set a read timeout")?;
     stream.set_write_timeout(Some(STALL_LIMIT * poll::patience())).context("set a write timeout")?;
-    // Any seed works; the size gives the same seed at every run.
+    // Any seed works. The size is used as the seed, so that every run transfers the same data.
     let seed = plan.bytes;
     let start = Instant::now();
     match plan.direction {
@@ -129,7 +129,7 @@ fn download(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) ->
     Ok(())
 }
 
-/// Copies all bytes from `source` to `sink` at the plan's rate.
+/// Copies all bytes from `source` to `sink`, at the plan's rate if the plan has one.
 fn copy(
     source: &mut impl Read,
     plan: Plan,

@@ -198,8 +198,8 @@ impl Mode {
             || matches!(self, Self::RoutingBesideOurs)
     }
 
-    /// Returns the mode for which the network of this mode is built. Modes that share a network differ only in what is
-    /// set up for each sample: whether NPL is attached, and the number of mappings.
+    /// Returns the mode whose network this mode uses. Modes that share a network differ only in what is set up for each
+    /// sample: whether NPL is attached, and the number of mappings.
     const fn network(self) -> Self {
         match self {
             Self::Routing | Self::RoutingBesideOurs | Self::RoutingBesideIdle | Self::Ours => Self::Ours,
@@ -276,7 +276,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns the case for which the network of this case is built; equal for all cases that share a network.
+    /// Returns the case whose network this case uses. All cases that share a network return the same case.
     pub(crate) const fn network(self) -> Self {
         Self { workload: self.workload, mode: self.mode.network() }
     }

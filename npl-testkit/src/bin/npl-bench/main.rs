@@ -6,9 +6,10 @@
 //! requests to a new Pod is compared with the time until a plain watch delivers the annotation.
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
-//! only in the presence of NPL or in the number of mappings share a network. Packets are generated in the kernel, enter
-//! the Node at the uplink, and count when they arrive at the expected Pod port. Every round measures every case, so
-//! that slow phases of the machine affect all cases.
+//! only in the presence of NPL or in the number of mappings share a network. Packets are generated in the kernel.
+//! Requests enter the Node at the uplink, and count when they arrive at the expected Pod port. Replies enter the Node
+//! at the Pod's device, and count when they arrive at the client. Every round measures every case, so that slow phases
+//! of the machine affect all cases.
 
 #![expect(clippy::print_stdout, reason = "the result goes to standard output")]
 #![expect(clippy::print_stderr, reason = "progress goes to standard error")]
@@ -70,7 +71,7 @@ struct Effort {
     established: u64,
     /// Flows per sample of new flows, one packet each.
     new_flows: u64,
-    /// The longest duration of a sample of packets; the sample then ends with fewer packets.
+    /// The longest duration of a sample of packets. A sample that would take longer ends with fewer packets.
     longest: Duration,
     /// Turns per round for requests. A turn measures the mapping and the Pod's own address.
     turns: usize,

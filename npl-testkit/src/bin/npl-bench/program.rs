@@ -28,9 +28,9 @@ const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, 
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// Translating a request by a program that was loaded without `CAP_PERFMON`, with the verifier's speculation barriers.
 const FORWARD_HIT_MITIGATED: Figure =
-    figure("program/forward-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
+    figure("program/forward-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded with CAP_PERFMON");
 const REPLY_HIT_MITIGATED: Figure =
-    figure("program/reply-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
+    figure("program/reply-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded with CAP_PERFMON");
 /// Translating a request in the driver, by the XDP program.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
 /// Passing a packet whose destination is a Pod address and not a node address.

@@ -109,7 +109,7 @@ const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> 
     Ratio { numerator: Case { workload, mode }, denominator: Case { workload, mode: base }, aim }
 }
 
-/// Returns a flood's rate, compared with that of an established flow.
+/// Returns the ratio of a flood's rate to the rate of an established flow.
 const fn beside_established(flood: Workload, mode: Mode) -> Ratio {
     Ratio { denominator: Case { workload: Workload::Established, mode }, ..ratio(flood, mode, mode, None) }
 }

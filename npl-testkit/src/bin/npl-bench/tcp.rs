@@ -43,7 +43,7 @@ pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Returns the port of a connection by its number.
+/// Returns the client port of the connection with this number. A port is used again only after all other ports.
 fn port(connection: u32) -> u16 {
     let index = connection % u32::try_from(PORTS.len()).unwrap_or(u32::MAX);
     PORTS.start() + u16::try_from(index).unwrap_or_default()

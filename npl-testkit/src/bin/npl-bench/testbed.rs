@@ -22,7 +22,7 @@ use crate::baselines;
 use crate::cases::{Case, Mode, Workload};
 use crate::ours::{Manner, Ours};
 
-/// The first port of each side. Mapping n leads from the nth node port to the nth Pod port.
+/// The first node port and the first Pod port. Mapping n leads from the nth node port to the nth Pod port.
 pub(crate) const FIRST_NODE_PORT: u16 = 50_000;
 pub(crate) const FIRST_POD_PORT: u16 = 20_000;
 
@@ -110,8 +110,8 @@ impl Testbed {
         self.flows.iter().any(|(other, _)| *other == case)
     }
 
-    /// Measures one sample and returns its packet rate, in million packets per second. A sample that loses packets, or
-    /// whose generator was too slow, is discarded and repeated.
+    /// Measures one sample and returns its packet rate, in million packets per second. If the sample lost packets, or
+    /// if the generator was too slow, the sample is discarded and repeated.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let mut left = TRIES;
         loop {
@@ -132,8 +132,8 @@ impl Testbed {
         Ok(rate)
     }
 
-    /// Empties the table of kernel conntrack before a sample, because the table has room for the flows of one sample
-    /// only.
+    /// Empties the kernel conntrack table, because the table has room for the flows of one sample only. Does nothing if
+    /// the case has a single established flow, whose entry is still needed.
     fn forget_flows(&self, case: Case) -> Result<()> {
         if !case.workload.is_one_flow() && case.mode.has_conntrack() {
             self.topology.node().forget_connections()?;
@@ -161,8 +161,8 @@ impl Testbed {
         self.meter.turn_to(flows)
     }
 
-    /// Returns the run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one
-    /// sample.
+    /// Returns the mean run time of NPL's TC ingress program per packet in nanoseconds, from the kernel's accounting of
+    /// one sample.
     ///
     /// The kernel reads its clock before and after every program. To exclude this cost, the run time of an empty
     /// program for the same packets is subtracted.
@@ -226,7 +226,7 @@ fn replies(case: Case, topology: &Topology, pod: &Pod, server: SocketAddr) -> Re
     Ok(Flows { frame, clients: Clients::One, entry: case.entry(), mappings: 1, arrival })
 }
 
-/// The number of runs of a program and their total time in nanoseconds.
+/// The number of runs of a program and their total time.
 #[derive(Clone, Copy, Debug)]
 struct Account {
     runs: u64,
@@ -278,8 +278,9 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
     }
 }
 
-/// Makes the uplink's driver accept frames that the client's device sends without a socket, with or without an XDP
-/// program. Also makes the client complete checksums, because XDP programs expect complete ones.
+/// Enables GRO on the uplink, so that the uplink's driver accepts the frames of the packet generator even without an
+/// XDP program. Also makes the client complete the checksums of its real requests, because XDP programs expect complete
+/// ones.
 fn join_drivers(client: &Client) -> Result<()> {
     client.uplink.set_offloads(&[Offload::Gro], true)?;
     client.device.set_offloads(&[Offload::TxChecksum], false)

@@ -12,14 +12,14 @@ use npl_testkit::{poll, run};
 use crate::say;
 use crate::state::State;
 
-/// Time limit for an owner to remove its cluster, which takes seconds. After this time,
-/// the owner is killed together with its descendants.
+/// Time limit for an owner to remove its cluster, which takes seconds. After this time, the owner is killed together
+/// with its descendants.
 const GRACE: Duration = Duration::from_secs(40);
 
 /// The time limit for the kernel to end a killed owner.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Removes one cluster, or all, and the remains of owners that were killed.
+/// Removes one cluster or all clusters, and the objects of clusters whose owner was killed.
 pub(crate) fn run(chosen: Option<&str>, is_all: bool) -> Result<()> {
     let up: Vec<String> = State::all().into_iter().map(|(state, _)| state.id).collect();
     let ended = to_end(&up, chosen, is_all)?;

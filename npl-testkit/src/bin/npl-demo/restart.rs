@@ -25,7 +25,7 @@ const BYTES_PER_SECOND: u64 = 8 << 20;
 /// Bytes that each transfer must transmit while no agent runs.
 const PROGRESS: u64 = 2 << 20;
 
-/// The time limit of a transfer, far above its usual duration.
+/// The time limit of each wait, far above the usual duration of a transfer.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Kills the agent during an upload and a download, and starts it again.

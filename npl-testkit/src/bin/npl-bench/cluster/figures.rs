@@ -3,15 +3,17 @@
 
 use crate::figures::{Aim, Figure, Stage, figure};
 
-/// The goal for latencies: through a mapping, a request takes at most 5 % longer than to the Pod's own address.
+/// The goal for latencies and CPU times: a request through a mapping takes at most 5 % more than a request to the Pod's
+/// own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// The goal for latencies: through a mapping, a request takes no longer than through a Service of kube-proxy.
+/// The goal for latencies and CPU times: a request through a mapping takes no more than a request through a Service of
+/// kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
 /// The goal for request rates: through a mapping, at least 95 % of the rate to the Pod's own address.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
 const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
-/// The figures of the mapping compared with one other address of the Pod.
+/// The figures that compare the mapping with one other address of the Pod.
 pub(super) struct AddressFigures {
     pub(super) request: Figure,
     pub(super) rate: Figure,
@@ -19,7 +21,7 @@ pub(super) struct AddressFigures {
     pub(super) busy: Figure,
 }
 
-/// The figures of the mapping compared with each other address of the Pod on one cluster.
+/// The figures that compare the mapping with each other address of the Pod, on one cluster.
 pub(super) struct ClusterFigures {
     pub(super) own: AddressFigures,
     pub(super) same_node: AddressFigures,

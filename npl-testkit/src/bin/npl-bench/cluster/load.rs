@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends requests to one address, one after the other, and measures the time of each.
+//! Sends requests to several addresses in turn, one request after the other, and measures the time of each request.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -15,13 +15,13 @@ use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// The number of turns of each address per round.
+/// The number of turns per round. Each turn sends requests to every address.
 const TURNS: usize = 10;
 
 /// Connections and requests that warm up caches before the measurement.
 const WARM_UP: usize = 20;
 
-/// The results of a load.
+/// The results for one address.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     /// The round-trip time of each request over an open connection, in µs.
@@ -34,7 +34,8 @@ pub(crate) struct Measured {
     pub(crate) busy: f64,
 }
 
-/// Sends requests to all servers from a namespace, in turns, so that slow phases of the machine affect all servers.
+/// Sends requests to all servers from a namespace. The servers take turns, so that slow phases of the machine affect
+/// all servers.
 pub(crate) fn measure<const N: usize>(
     client: &Netns,
     servers: [SocketAddr; N],

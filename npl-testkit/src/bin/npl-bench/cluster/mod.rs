@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures a real cluster: the time until Pods are annotated, and the time of a request to each address of a Pod.
 //!
-//! The bench starts one cluster per kube-proxy mode, one after the other. In each cluster, every round sends requests
-//! to every address.
+//! The bench starts one cluster per kube-proxy mode, one after the other. In each of these clusters, every round sends
+//! requests to every address. In a further cluster, many Pods are started at the same time.
 
 mod figures;
 mod load;
@@ -35,7 +35,8 @@ const CROWD_LABEL: &str = "app=crowd";
 /// The time limit of every wait.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The addresses of the Pod that receives the requests.
+/// The addresses that lead to the measured Pod: the Pod's own address, its mapping, and a NodePort of the Pod's Node
+/// and of another Node.
 struct Targets {
     own: SocketAddr,
     mapping: SocketAddr,

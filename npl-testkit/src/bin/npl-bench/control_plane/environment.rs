@@ -35,10 +35,10 @@ const WATCH_LIMIT: Duration = Duration::from_hours(1);
 const MAKERS: usize = 8;
 /// The port range, large enough for all mappings of a round and for released ports in quarantine.
 const PORT_RANGE: &str = "20000-29999";
-/// The first Pod address. No host or process has these addresses.
+/// The address of the first Pod. No host or process has the address of a Pod.
 const FIRST_POD_IP: u32 = u32::from_be_bytes([10, 64, 0, 1]);
 
-/// The cluster, as seen from the Node.
+/// The cluster, with clients for threads that run in the Node's network namespace.
 #[derive(Debug)]
 pub(crate) struct Environment<'a> {
     pub(crate) annotations: AnnotationLog,
@@ -58,7 +58,7 @@ pub(crate) struct Agents {
 }
 
 impl<'a> Environment<'a> {
-    /// Creates a cluster with two Nodes without Pods.
+    /// Creates a cluster with two Nodes and without Pods.
     pub(crate) fn new(run: &'a Run, topology: &'a Topology, plane: &'a ControlPlane) -> Result<Self> {
         let cluster = Cluster::new(plane)?.from_inside();
         cluster.apply_access(&manifest())?;
@@ -81,8 +81,8 @@ impl<'a> Environment<'a> {
         Ok(Agents { agent: Agent::start(options)?, bpffs })
     }
 
-    /// Runs the API server's garbage collection now. Otherwise, the API server collects garbage after every few hundred
-    /// patches. A collection takes as long as two hundred patches, and would distort a measurement.
+    /// Runs the Go garbage collector in the API server's process now. Otherwise, the collector would run after every
+    /// few hundred patches. A run takes as long as two hundred patches, and would distort a measurement.
     pub(crate) fn collect_garbage(&self) -> Result<()> {
         self.cluster.client().text("/debug/pprof/heap?gc=1&debug=1").map(drop)
     }
@@ -151,12 +151,13 @@ pub(crate) fn numbered(name: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{name}-{number}")).collect()
 }
 
-/// Runs `work` for every item, over several connections.
+/// Runs `work` for every item, on several threads.
 pub(crate) fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     share_out(&[(); MAKERS], items, |(), item| work(item))
 }
 
-/// Distributes items over workers until none is left. A worker ends at its first error, and one error is returned.
+/// Distributes items over workers until none is left. A worker ends at its first error. The first error of all workers
+/// is returned.
 pub(crate) fn share_out<W: Sync, T: Sync>(
     workers: &[W],
     items: &[T],

@@ -38,7 +38,7 @@ pub(crate) const RESIDENT_10000: Figure =
 pub(crate) const PEAK_10000: Figure = figure("control-plane/resident-10000-services-peak", "MiB", Services, &[]);
 pub(crate) const SERVICE_CHANGE: Figure =
     figure("control-plane/service-change-cpu-10000-services", "ms", Services, &[Ratio(1.2)])
-        .beside("the same with 1000");
+        .beside("the same with 1000 Services");
 
 pub(crate) const FLEET_RESTART: Figure = figure("hundred-agents/restart", "s", Fleet, &[]);
 pub(crate) const FLEET_CPU: Figure = figure("hundred-agents/restart-cpu", "s", Fleet, &[]);

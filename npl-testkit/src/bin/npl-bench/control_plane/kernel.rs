@@ -36,7 +36,7 @@ pub(crate) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Resul
     Ok(())
 }
 
-/// Returns one mapping per Pod.
+/// Returns a thousand mappings, each to a different Pod.
 fn mappings() -> impl Iterator<Item = (Frontend, Backend)> {
     (0..MAPPINGS).map(|number| {
         let [high, low] = number.to_be_bytes();

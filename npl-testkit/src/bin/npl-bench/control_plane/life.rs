@@ -83,7 +83,8 @@ impl Round<'_, '_> {
         self.tidy_up(&singles)
     }
 
-    /// Measures the time to annotate one Pod after the other and, after each, the time of a plain patch.
+    /// For one Pod after the other, measures the time from the Pod's address to its annotation, and then the time of
+    /// one patch without the agent.
     fn latencies(&mut self, when: &str, figure: &Figure) -> Result<Vec<String>> {
         let pods = numbered(&format!("{SINGLE}-{}-{when}", self.number), self.effort.latencies);
         self.env.create_pods(&pods, NODE, SINGLE)?;
@@ -133,8 +134,8 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    /// Compares a figure with the mean of plain patches before and after, so that a gradual change of the machine's
-    /// speed affects both sides equally.
+    /// Measures a figure between two measurements of the same patches without the agent, and compares the figure with
+    /// the mean of both. A gradual change of the machine's speed thus affects both sides equally.
     fn beside(
         &mut self,
         figure: &Figure,
@@ -149,7 +150,7 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    /// Measures the CPU time and memory of an idle agent.
+    /// Measures the requests and the CPU time of an idle agent.
     fn steady(&mut self, agents: &mut Agents) -> Result<()> {
         let_pass(SETTLES)?;
         let pid = agents.agent.process().id();
@@ -169,7 +170,8 @@ impl Round<'_, '_> {
         Ok(last.saturating_duration_since(began).as_secs_f64())
     }
 
-    /// Restores the Pods for the next round, after the agent has ended.
+    /// Prepares the next round after the agent has ended: deletes this round's own Pods, disables the Service of the
+    /// Pods that the next round uses again, and removes the annotations of these Pods.
     fn tidy_up(&self, singles: &[String]) -> Result<()> {
         self.env.cluster.set_service_enabled(NAMESPACE, CROWD, false)?;
         self.env.delete_pods(singles)?;

@@ -23,7 +23,7 @@ const RESYNC: Duration = Duration::from_secs(1);
 /// within this time.
 const WRITES_BY_THEN: Duration = Duration::from_millis(700);
 
-/// Kills the agent, and starts it again after a new Pod was created.
+/// Kills the agent, assigns an address to a new Pod, and starts the agent again.
 pub(crate) fn restart(
     env: &Environment<'_>,
     agents: Agents,
@@ -56,7 +56,8 @@ pub(crate) fn restart(
     Ok(Agents { agent, bpffs })
 }
 
-/// Removes all mappings from the kernel while the agent is stopped, so that the agent detects the loss when it resumes.
+/// Removes all mappings from the kernel while the agent is suspended by SIGSTOP, and measures how fast the agent
+/// restores them after SIGCONT.
 pub(crate) fn flush(agents: &mut Agents, count: usize, samples: &mut Samples) -> Result<()> {
     let mut maps = Maps::open(&agents.bpffs)?;
     let before = maps.mappings()?;

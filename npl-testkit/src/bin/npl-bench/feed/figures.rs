@@ -16,7 +16,7 @@ const BY_PUSH: &[Aim] = &[P99(20.0)];
 const BY_DNS: &[Aim] = &[Most(2_000.0)];
 const BY_POLL: &[Aim] = &[Most(5_000.0)];
 
-/// The time from an annotation to the answer of a long poll: the feed alone.
+/// The time from an annotation to the response to a long poll: the delay of the feed without a load balancer.
 pub(super) const LONG_POLL: Figure = figure("feed/http-long-poll", "ms", Feed, &[]).beside(PATCH_AND_EVENT);
 /// The memory of a feed with 10 000 members, and its processor time while nothing changes.
 pub(super) const RESIDENT: Figure = figure("feed/resident-10000-members", "MiB", Feed, &[Most(40.0)]);

@@ -26,13 +26,15 @@ use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
 /// The time between two requests to the load balancer. The load balancer sends every second request to the new Pod, so
-/// a value is too large by at most two of these times and two requests.
+/// a measured time is too long by at most two of these times and the durations of two requests.
 const PACE: Duration = Duration::from_millis(1);
 
-/// The number of successive answers by the other Pod after which a load balancer counts as not using a Pod.
+/// The number of successive answers by the other Pod after which the load balancer counts as having stopped using a
+/// deleted Pod.
 const QUIET: usize = 20;
 
-/// A time in milliseconds from the patch with an annotation, and the time from the same patch to its event on a watch.
+/// Two times in milliseconds, both from the patch that writes an annotation: until a client or the load balancer has
+/// received the change from the feed, and until the patch's event arrives on a watch.
 type Lag = (f64, f64);
 
 /// Measures those of `figures` that belong to this stage.
@@ -67,7 +69,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     })?
 }
 
-/// The time to the answer of a long poll.
+/// The time from an annotation to the response to a long poll.
 fn long_poll(scene: &mut Scene<'_>) -> Result<Lag> {
     let version = scene.members("")?.version;
     let pod = scene.create_pod()?;
@@ -88,7 +90,8 @@ fn long_poll(scene: &mut Scene<'_>) -> Result<Lag> {
     Ok(lag)
 }
 
-/// The time to the first request of a load balancer, for each of several Pods.
+/// The time from a Pod's annotation to the first request that the load balancer sends to the Pod, for each of several
+/// Pods.
 fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effort: Effort) -> Result<Vec<Lag>> {
     let process = scene.launch(balancer)?;
     let count = if receives == Receives::Pushed { effort.latencies } else { effort.polled };
@@ -96,9 +99,9 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
     for number in 0..u32::try_from(count)? {
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
-            // The load balancer has stopped using the previous Pod just after a query. The pauses distribute the writes
-            // of annotations over the query interval; without the pauses, every annotation would be written just after
-            // a query.
+            // A measurement ends just after the load balancer has queried the feed, because the load balancer stops
+            // using the deleted Pod only then. The pauses distribute the writes of annotations over the query interval;
+            // without the pauses, every annotation would be written just after a query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
         lags.push(lag(scene).with_context(|| process.log_tail(10))?);

@@ -24,7 +24,7 @@ pub(super) const LIMIT: Duration = Duration::from_mins(1);
 /// The interval at which the load balancers query the feed.
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The address of each load balancer.
+/// The address at which each load balancer listens. Only one load balancer runs at a time.
 pub(super) const BALANCER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8000);
 
 /// The addresses of the Nodes in docs/load-balancers.md. The Pods' Node has the first.
@@ -32,7 +32,8 @@ const NODES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 10), Ipv4Addr::new(192, 0
 
 const FEED_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(NODES[0]), 30181);
 
-/// The arguments of the feed: the ports of docs/load-balancers.md. IPv4 addresses, because the kernel may have no IPv6.
+/// The arguments of the feed, with the ports of docs/load-balancers.md. The feed listens on IPv4 only, because the
+/// kernel may lack IPv6.
 const FEED: [&str; 6] = ["--xds", "0.0.0.0:30180", "--http", "0.0.0.0:30181", "--dns", "0.0.0.0:30153"];
 
 /// The namespace and name of the Service in docs/load-balancers.md.
@@ -46,7 +47,7 @@ pub(super) const FIRST_NODE_PORT: u16 = 61_000;
 /// The duration of the watch, longer than any run.
 const WATCH_LIMIT: Duration = Duration::from_hours(1);
 
-/// The cluster, as seen from its namespace.
+/// The cluster and the running feed.
 pub(super) struct Scene<'a> {
     run: &'a Run,
     netns: &'a Netns,
@@ -114,7 +115,7 @@ impl<'a> Scene<'a> {
         Ok(Pod { name, node_port, _server: server })
     }
 
-    /// Writes a Pod's annotation. Returns the time before the request.
+    /// Writes a Pod's annotation. Returns the time just before the request was sent.
     pub(super) fn annotate(&self, pod: &Pod) -> Result<Instant> {
         let value = json!([{ "podPort": POD_PORT, "nodeIP": NODES[0], "nodePort": pod.node_port, "protocol": "tcp",
                              "protocols": ["tcp"] }]);
@@ -140,7 +141,7 @@ impl<'a> Scene<'a> {
         &self.cluster
     }
 
-    /// Replaces the feed by a new process. Returns its ID after it has listed this number of members.
+    /// Kills the feed and starts it again. Waits until the feed has listed `members` members, and returns its PID.
     pub(super) fn restart_feed(&mut self, members: usize) -> Result<u32> {
         self.feed.kill()?;
         self.feed = start_feed(self.run, self.netns, &self.kubeconfig)?;
@@ -159,7 +160,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// The bench is built together with the feed.
+/// Starts the feed's program from the directory of the bench, because both programs are built together.
 fn start_feed(run: &Run, netns: &Netns, kubeconfig: &Path) -> Result<Process> {
     let program = env::current_exe().context("find this program")?.with_file_name("npl-feed");
     let mut command = netns.command(program)?;

@@ -29,7 +29,7 @@ pub(super) fn measure(scene: &mut Scene<'_>, effort: Effort, samples: &mut Sampl
     say(&format!("{MEMBERS} members"));
     create(scene)?;
     for _ in 0..effort.rounds {
-        // The permanent Pod is a member, too.
+        // The Pod that `Scene::start` has created is a member, too.
         let feed = scene.restart_feed(usize::from(MEMBERS) + 1)?;
         let_pass(SETTLES)?;
         samples.add(&RESIDENT, &[usage::memory(feed)?.resident], &[]);

@@ -15,7 +15,7 @@ use npl_testkit::{live_frames, poll, traffic};
 
 use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 
-/// The number of requests before the measurement, after which both ends run on their processors.
+/// The number of requests before the measurement, while the threads of both ends are still starting.
 const WARM_UP: usize = 20;
 
 /// The time in which the congestion window opens.

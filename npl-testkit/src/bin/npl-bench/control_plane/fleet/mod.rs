@@ -138,7 +138,8 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Starts all agents and waits until all Pods are annotated. Returns the time until all agents were ready.
+    /// Starts all agents, waits until all are ready, and then waits for [`WRITES_BY_THEN`]. Returns the time until all
+    /// agents were ready.
     fn launch_all(&mut self) -> Result<Duration> {
         let began = Instant::now();
         self.nodes.iter_mut().try_for_each(|node| node.launch(self.run, &self.kubeconfig))?;
