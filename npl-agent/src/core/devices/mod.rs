@@ -128,8 +128,8 @@ pub struct LinkFacts {
 }
 
 /// The text, for logs and the doctor, that says why a device with an `ingress` qdisc is unsupported before Linux 6.6.
-pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
-                                     holds the same filters";
+pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it with clsact, to \
+                                     which the same filters can be attached";
 
 /// The TC hook of a program, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -97,7 +97,7 @@ fn an_address_of_the_node_with_a_table_of_another_uplink_is_misrouted_unless_mar
     assert_eq!(
         misrouted(&[from(OWN, 2), marked(Family::V4, 0x80, 0x80, 2)]),
         1,
-        "the rule for the mark comes after the Pod's rule"
+        "the rule for the mark comes after the rule for the Node's address"
     );
     assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(OWN, 2)]), 1);
     for harmless in [from(OWN, MAIN_TABLE), from(OWN, 3), from(OWN, 2004)] {
