@@ -20,8 +20,8 @@ pub struct Sweep {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// The number of entries that earlier sweeps found in the table, but not in the counters: packets arrive while a
-    /// sweep reads counters and table.
+    /// The number of entries that earlier sweeps found in the table although the counter of established flows, which a
+    /// sweep reads before the table, did not include them yet.
     excess: u64,
 }
 
