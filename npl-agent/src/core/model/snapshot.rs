@@ -68,7 +68,8 @@ struct NodePortService {
     node_ports: BTreeSet<NodePort>,
 }
 
-/// A Pod's claim to an IP address. Claims are ordered by time. The Pod with the greatest claim holds the address.
+/// A Pod's claim to an IP address. A newer claim is greater than an older claim; [`Snapshot::holder`] chooses the Pod
+/// with the greatest claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// How often the API server's store had been restored before the first event in which the Pod has the address.
