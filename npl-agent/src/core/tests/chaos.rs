@@ -45,8 +45,8 @@ pub(super) struct Chaos {
     answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
     /// Changes that the watch of Pods has not delivered yet.
     lag: VecDeque<Change>,
-    /// Pods that have been unreachable since the state last converged, or whose mapping or annotation software other
-    /// than the agent has changed since then.
+    /// Pods that were unreachable at any time since the state last converged, or whose mapping or annotation software
+    /// other than the agent has changed since then. The assertion that published node ports work excludes these Pods.
     excused: BTreeSet<PodUid>,
     /// The node ports that were published when the state last converged.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
@@ -396,7 +396,8 @@ impl Chaos {
                     && service.ports.iter().any(is_its_target)
             };
             let services: Vec<_> = self.world.services.values().filter(asks).collect();
-            // A draining mapping keeps its allowed sources.
+            // If no Service requests the Pod port, the mapping drains and keeps its former allowed sources, so the
+            // clients are not checked.
             for client in clients.iter().filter(|ip| Family::of(**ip) == frontend.family && !services.is_empty()) {
                 let is_in = |range: SourceRange| SourceRange::new(*client, range.length()) == Some(range);
                 let lets_in = |service: &&Service| {

@@ -222,7 +222,7 @@ fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, Str
 fn requests_without_replies_break_the_chain_and_silence_does_not() {
     let (holds, text, refusals) = with_traffic(0, 0);
     assert!(holds == Holds::Info && text.contains("no client has sent"), "{text}");
-    assert_eq!(refusals, "of the whole Node: source_refused 3");
+    assert_eq!(refusals, "packets of the whole Node, by reason: source_refused 3");
     assert!(matches!(with_traffic(5, 0), (Holds::No, text, _) if text.contains("does not answer")));
     assert!(
         matches!(with_traffic(5, 4), (Holds::Yes, text, _) if text == "5 requests and 4 replies, the last one 4 s ago")

@@ -101,7 +101,7 @@ fn difference(service: &Service, pod: &Pod) -> String {
             Some(other) => format!("{name} selects {key}={value}, and the Pod has {key}={other}"),
             None => format!("{name} selects {key}={value}, and the Pod has no label {key}"),
         },
-        None => format!("{name} selects it"),
+        None => format!("{name} selects the Pod"),
     }
 }
 
