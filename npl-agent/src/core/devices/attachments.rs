@@ -65,9 +65,9 @@ pub enum Side {
 pub struct DeviceAttachments {
     /// The kinds of the device's qdiscs, as `tc` names them.
     pub queues: BTreeSet<String>,
-    /// The owners of ingress programs and filters, in the order in which they run.
+    /// The owners of the ingress programs and filters, in the order in which the programs and filters run.
     pub ingress: Vec<AttachmentOwner>,
-    /// The owners of egress programs and filters, in the order in which they run.
+    /// The owners of the egress programs and filters, in the order in which the programs and filters run.
     pub egress: Vec<AttachmentOwner>,
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
-//! evictions, so the estimate compares two sweeps. The estimate is the entries after the first sweep, plus new entries,
-//! minus entries removed with their mappings, minus the entries that the second sweep finds.
+//! evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first sweep, plus
+//! the new entries, minus the entries that were removed with their mappings, minus the entries that the second sweep
+//! finds.
 
 /// The numbers that one sweep of a flow table yields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

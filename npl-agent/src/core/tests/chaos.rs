@@ -127,8 +127,8 @@ impl Chaos {
         self.world.state.observe(self.world.real.clone());
     }
 
-    /// As software other than the agent may do, adds or removes an allowed range, and toggles whether the mapping is
-    /// restricted.
+    /// Changes the kernel's maps as software other than the agent may do. If the range has the family of the frontend,
+    /// adds it to the allowed sources or removes it from them; otherwise toggles whether the mapping is restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();
@@ -177,9 +177,9 @@ impl Chaos {
         self.has_looked = false;
     }
 
-    /// Drops the former node ports that the agent after a restart cannot know: it reads the node port of each Pod port
-    /// from the kernel and from annotations. If the kernel has no mapping, a `hostPort` takes precedence over an
-    /// annotation.
+    /// Removes from `former` the node ports that a restarted agent cannot know: a restarted agent reads the node port
+    /// of each Pod port from the kernel and from annotations. If the kernel has no mapping, a `hostPort` takes
+    /// precedence over an annotation.
     fn forget_unlisted_objects(&mut self) {
         let world = &self.world;
         self.former.retain(|(uid, port), frontend| {

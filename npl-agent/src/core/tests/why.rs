@@ -205,8 +205,8 @@ fn a_host_port_needs_no_kernel_entry() {
     assert_eq!(chains[0].first_broken(), None);
 }
 
-/// Appends the two links about this traffic to a chain. Returns whether [`Link::LastPacket`] holds, and the findings of
-/// both links.
+/// Appends the two links about traffic with these numbers of packets to a chain. Returns whether [`Link::LastPacket`]
+/// holds, and the findings of both links.
 fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, String) {
     let mut chain: Chain = why(&served(), "pod/a/p").chains.remove(0);
     let stats = MappingStats { request_packets, reply_packets, ..MappingStats::ZERO };
