@@ -155,8 +155,8 @@ impl PodFacts<'_> {
         Chain { subject, frontend, links }
     }
 
-    /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if one of
-    /// these links is broken.
+    /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if no node
+    /// port is allocated to the Pod port.
     fn mapping_links(&self, links: &mut Vec<LinkReport>, port: WantedPort) -> Option<Frontend> {
         let ports = &self.state.ports;
         let mut held = ports.of_port(&self.pod.uid, port);
