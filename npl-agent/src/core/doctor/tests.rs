@@ -89,8 +89,8 @@ pub(super) fn nothing_pinned(facts: &mut Facts) {
     facts.datapath = Ok(DatapathFacts::default());
 }
 
-/// Asserts that the change of each row gives the expected finding, and that the findings of all checks but this one
-/// stay as on a healthy Node.
+/// For each row, asserts that the row's change of the facts gives the row's finding, and that all other checks have the
+/// same state as on a healthy Node.
 pub(super) fn check(rows: &[Row]) {
     let usual = examine(&well());
     for (number, (change, key, state, found, advice)) in rows.iter().enumerate() {

@@ -44,7 +44,7 @@ pub(super) enum Event {
     Pass(Vec<Fate>),
     Serve(usize, Vec<Fate>),
     Answer(usize),
-    /// Time passes without a pass of the agent.
+    /// This number of milliseconds passes, and the agent runs no pass in this time.
     Idle(u64),
     Wait(u64),
     Settle,

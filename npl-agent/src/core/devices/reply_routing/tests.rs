@@ -178,7 +178,7 @@ fn a_mark_chooses_the_uplink_if_its_table_is_not_main_and_has_a_default_route_th
         routing.families_routed_by_mark(&UPLINKS.into())
     };
     assert_eq!(families(Family::V4, 2), [Family::V4].into());
-    // Cilium's rule selects a table of local routes for packets that Cilium's proxy receives.
+    // For packets to Cilium's proxy, Cilium's rule for a mark selects table 2004, which contains only local routes.
     for (family, table) in [(Family::V4, MAIN_TABLE), (Family::V4, 3), (Family::V4, 2004), (Family::V6, 2)] {
         assert_eq!(families(family, table), BTreeSet::new(), "{table}");
     }
