@@ -164,13 +164,15 @@ pub const NETWORKS: [Network; 24] = [
         "Antrea",
         &[Name::Device("antrea-gw")],
         Tested::No,
-        "is enforced by Open vSwitch; the host's stack forwards packets of its Pods in every forwarding mode",
+        "its policies are enforced by Open vSwitch; the host's stack forwards packets of its Pods in every \
+         forwarding mode",
     ),
     elsewhere(
         "Kube-OVN",
         &[Name::Device("ovn0")],
         Tested::No,
-        "is enforced by Open vSwitch; the host's stack forwards packets of its Pods in every forwarding mode",
+        "its policies are enforced by Open vSwitch; the host's stack forwards packets of its Pods in every \
+         forwarding mode",
     ),
     proxy("kube-proxy (iptables)", &[Name::Chain("KUBE-SERVICES")], Tested::InTests, NOTHING_TO_SET),
     proxy("kube-proxy (nftables)", &[Name::Table("kube-proxy")], Tested::InTests, NOTHING_TO_SET),

@@ -14,8 +14,8 @@ use npl_common::{
 /// CPU cannot use the elements that are reserved for another CPU, so the kernel may evict entries although some
 /// elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// The bytes of the machine's memory for each flow of an IP family. The default size of the flow tables follows from
-/// this number.
+/// By default, the flow table of each IP family has room for about one flow per this number of bytes of the machine's
+/// memory.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
 /// The smallest and the largest number of flows that the agent chooses by default.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
@@ -38,7 +38,7 @@ const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
 /// The size of a memory page in bytes.
 const PAGE: u64 = 4096;
-/// The number of pages that a ring buffer needs for its positions, besides the pages of its data.
+/// The number of metadata pages of a ring buffer, besides the pages of its data: the kernel's `RINGBUF_NR_META_PAGES`.
 const RING_BUFFER_PAGES: u64 = 3;
 
 /// The value of `--max-flows`: the number of flows for which the flow table of each IP family has room.
@@ -182,7 +182,8 @@ pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -
         MapKind::LruHash => entries * element + rounded * BUCKET,
         MapKind::LpmTrie => 0,
         MapKind::ProgramArray => rounded * POINTER,
-        // For a ring buffer, the kernel maps the pages of the data twice, and needs three pages for the positions.
+        // Besides data and metadata pages, a ring buffer needs an array of pointers to pages, in which each data page
+        // occurs twice because the kernel maps the data twice.
         MapKind::RingBuffer => {
             entries + RING_BUFFER_PAGES * PAGE + (RING_BUFFER_PAGES + 2 * entries.div_ceil(PAGE)) * POINTER
         }
@@ -256,7 +257,7 @@ mod tests {
         for cpus in [128, 512, 768] {
             assert!(needed(cpus) <= quantity("limits"), "{cpus} CPUs: {}", needed(cpus));
         }
-        assert_eq!(auto(768, 4096 * GIB).flows, 262_144, "no default is smaller for lack of memory in the container");
+        assert_eq!(auto(768, 4096 * GIB).flows, 262_144, "the container's memory limit does not reduce the default");
     }
 
     proptest! {

@@ -31,9 +31,10 @@ pub enum RemovalKind {
     Program,
     /// A pinned map.
     Map,
-    /// A file below NPL's directory that no version of NPL describes.
+    /// A file below NPL's directory of pins whose path has no known meaning. The cleanup removes this file, too.
     Pin,
-    /// A directory below the BPF file system. Some empty directories are records of the agent.
+    /// A directory of the BPF file system. Some of these directories are empty: the agent stores facts in their names,
+    /// because a BPF file system cannot hold regular files.
     Directory,
 }
 
@@ -55,12 +56,13 @@ impl RemovalKind {
     }
 }
 
-/// How the cleanup addresses an object.
+/// The path, filter or ifindex by which the cleanup finds an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RemovalTarget {
     /// A file of the BPF file system.
     Pin(PathBuf),
-    /// A directory of the BPF file system. When its turn comes, all its content has been removed.
+    /// A directory of the BPF file system. The cleanup removes the content of the directory before it removes the
+    /// directory.
     Directory(PathBuf),
     /// A TC filter.
     Filter(TcFilter),
@@ -83,7 +85,7 @@ pub struct Removal {
     /// The path of a pin or directory; the program, priority and handle of a filter; the kind of a qdisc; the family and
     /// name of a table.
     pub name: String,
-    /// The object's address for the removal.
+    /// The path, filter or ifindex by which the cleanup finds the object.
     #[serde(skip)]
     pub target: RemovalTarget,
 }
@@ -103,7 +105,7 @@ pub enum PinMeaning {
     Map,
     /// A directory.
     Directory,
-    /// None of these.
+    /// The path has no known meaning.
     Unknown,
 }
 
@@ -155,8 +157,8 @@ pub struct KernelState {
     pub filters: Vec<TcFilter>,
     /// The family and name of NPL's nftables table; `None` if the table does not exist.
     pub table: Option<&'static str>,
-    /// The content of NPL's directory of pins, and this directory if it can be removed. Each directory follows its
-    /// content.
+    /// The content of NPL's directory of pins, and this directory itself unless it is a mount point, which cannot be
+    /// removed. Each directory follows its content.
     pub pins: Vec<PinEntry>,
 }
 
@@ -187,8 +189,9 @@ pub fn plan(state: &KernelState, programs: &[&str]) -> Vec<Removal> {
         .collect()
 }
 
-/// Whether a filter is NPL's: by priority and handle, as a program that was loaded without a name has no other mark, or
-/// by the name of its program, since earlier builds may have used another handle.
+/// Whether a filter is NPL's. A filter with a priority and handle of NPL is NPL's, even if its program has no name. A
+/// filter whose program has the name of an NPL program is also NPL's, because earlier builds may have used another
+/// handle.
 fn is_own(filter: &TcFilter, programs: &[&str]) -> bool {
     let TcFilter { kind, priority, handle, program, .. } = filter;
     let has_name = kind == "bpf" && program.as_deref().is_some_and(|name| programs.contains(&name));

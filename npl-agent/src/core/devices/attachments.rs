@@ -22,7 +22,7 @@ pub const FIRST: u16 = 1;
 /// The priority of NPL's filters that observe packets: the kernel runs filters with this priority last.
 pub const LAST: u16 = u16::MAX;
 
-/// Kinds of qdiscs that neither shape nor police traffic; the kernel uses them by default.
+/// Kinds of qdiscs that neither shape nor police traffic, for example the kernel's default `pfifo_fast`.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
 /// Kinds of qdiscs without a queue: their only purpose is that filters can be attached to them.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
@@ -65,9 +65,9 @@ pub enum Side {
 pub struct DeviceAttachments {
     /// The kinds of the device's qdiscs, as `tc` names them.
     pub queues: BTreeSet<String>,
-    /// The owners of ingress programs and filters, in the order in which they run.
+    /// The owners of the ingress programs and filters, in the order in which the programs and filters run.
     pub ingress: Vec<AttachmentOwner>,
-    /// The owners of egress programs and filters, in the order in which they run.
+    /// The owners of the egress programs and filters, in the order in which the programs and filters run.
     pub egress: Vec<AttachmentOwner>,
 }
 
@@ -90,7 +90,8 @@ impl DeviceAttachments {
         owners.iter().take(npl).filter_map(AttachmentOwner::other_name).collect()
     }
 
-    /// Whether other software has an ingress program or filter that runs after NPL's ingress program or filter.
+    /// Whether other software has an ingress program or filter that runs after NPL's ingress program or filter. If NPL
+    /// has none on the device yet, every ingress program or filter of other software counts.
     pub fn has_others_behind_npl(&self) -> bool {
         let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
         self.ingress.iter().skip(npl.unwrap_or_default()).any(AttachmentOwner::is_other)

@@ -22,8 +22,8 @@ const WINDOW_MILLIS: u64 = 600_000;
 /// The hooks of an uplink on which NPL's programs translate packets.
 const HOOKS: [(Direction, Side); 2] = [(Direction::Egress, Side::Egress), (Direction::Ingress, Side::Ingress)];
 
-/// For each device, by name: the programs of other software that run ahead of NPL's programs. Each element is the name
-/// and direction of one program.
+/// For each device, by name: the programs of other software that run ahead of NPL's programs. Each text in a set
+/// contains the name and direction of one program.
 pub type ProgramsAhead = BTreeMap<String, BTreeSet<String>>;
 
 /// Decides which of NPL's filters to move. Stores when each filter was moved, because the number of moves is limited.

@@ -128,8 +128,8 @@ pub struct LinkFacts {
 }
 
 /// The text, for logs and the doctor, that says why a device with an `ingress` qdisc is unsupported before Linux 6.6.
-pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
-                                     holds the same filters";
+pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it with clsact, to \
+                                     which the same filters can be attached";
 
 /// The TC hook of a program, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -185,7 +185,8 @@ pub enum UplinkReason {
     HasNodeAddress,
     /// The main routing table has a default route through the device.
     HasDefaultRoute,
-    /// The device has no address, but a route with a gateway leaves through the device.
+    /// A route with a gateway leaves through the device. The device has no address, or is one end of a veth pair whose
+    /// other end is in another network namespace.
     HasGatewayRoute,
     /// The device is a bridge with an address and a physical port: clients may be reachable through that port.
     BridgesPhysicalPort,
@@ -206,8 +207,7 @@ pub enum UplinkReason {
     IsLoopback,
     /// The device is a dummy device, which has no traffic.
     IsDummy,
-    /// The device is a veth or a bridge that has neither a Node address nor a default route, so the device leads to
-    /// Pods.
+    /// The device is a veth or a bridge to which no reason for an uplink applies, so the device leads to Pods.
     LeadsToPods,
     /// The device has no address, so no client can send to it.
     HasNoAddress,

@@ -77,7 +77,7 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     // The finding is not a warning, because the doctor does not know whether Pods use the device. A Pod that uses the
     // device has an Event.
     let shims = shims.join("; ");
-    Finding::ok(key, format!("macvlan or ipvlan: {shims}: Pods behind it get no node port (Event PodOnNodeNetwork)"))
+    Finding::ok(key, format!("macvlan or ipvlan: {shims}: Pods behind these get no node port (Event PodOnNodeNetwork)"))
 }
 
 /// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
@@ -165,7 +165,7 @@ mod tests {
         add_shim(&mut facts, &["192.0.2.11"]);
         let finding = super::node_network(&facts);
         assert_eq!(finding.state, State::Ok);
-        assert!(finding.found.contains("shim on eth0: Pods behind it get no node port"), "{finding:?}");
+        assert!(finding.found.contains("shim on eth0: Pods behind these get no node port"), "{finding:?}");
     }
 
     const KEY: &str = "devices";

@@ -133,8 +133,9 @@ const NAME_SIZE: usize = 16;
 pub const STATE_NEW: u32 = 8;
 /// The value of `ct status dnat`: the kernel's bit for a connection with a translated destination.
 pub const STATUS_DNAT: u32 = 1 << 5;
-/// The mark bit of kube-proxy, which is not set on requests that NPL translates. Software other than kube-proxy may
-/// mark any forwarded packet.
+/// The mark bit of kube-proxy. This bit is not set on requests that NPL translates, so the doctor can evaluate rules
+/// that compare only this bit. The doctor cannot evaluate rules that compare other bits of the mark, because other
+/// software may mark any forwarded packet.
 const KUBE_PROXY_MARK: u32 = 0x4000;
 /// The maximum depth of nested jumps that the kernel accepts.
 const MAX_DEPTH: usize = 16;
@@ -306,7 +307,8 @@ impl ForwardChains {
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             let after = walk.then(inner);
             if !is_certain {
-                // The rule may not match, or may leave this chain: then a rule that accepts the request may follow.
+                // The doctor cannot tell whether this rule matches. If a `return` or `goto` rule matches, the kernel
+                // skips the remaining rules of this chain, and may therefore accept the request.
                 walk.may_accept = after.may_accept || inner.end == End::Accepted || leaves;
                 walk.may_refuse_in = after.may_refuse_in.or(inner.refused_in);
             } else if inner.end != End::Open || leaves {
@@ -366,7 +368,8 @@ fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
     uplinks.flat_map(to_each).collect()
 }
 
-/// Returns some of the mapped ports of a Pod; if no mapped port is known, one unknown port.
+/// Returns some of the mapped ports of a Pod; if no mapped port is known, returns one `None`, which stands for an
+/// unknown port.
 fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort)>> {
     let datapath = facts.datapath.as_ref().ok();
     let ports = pod.zip(datapath).and_then(|(pod, datapath)| datapath.pod_ports.get(&pod));

@@ -169,8 +169,8 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// Replaces each member device of a VRF by the VRF: for a packet that arrives on a member, the kernel uses the VRF's
-/// settings.
+/// Replaces member devices of VRFs by all VRFs of the Node: for a packet that arrives on a member, the kernel uses the
+/// settings of the member's VRF, and [`Device`] does not contain which VRF this is.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));

@@ -56,7 +56,7 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
             "an agent without this capability cannot load or attach programs, so no node port is served: run it as \
              uid 0 with {name} (deploy/npl.yaml grants it)"
         );
-        Finding::failed(key, "this process does not have it", advice)
+        Finding::failed(key, "this process does not have the capability", advice)
     };
     let [bpf, net_admin, speed_up] = keys;
     [
@@ -72,21 +72,22 @@ fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
     match (is_installed, are_mitigated, facts.kernel.has_tcx) {
-        (true, false, _) => {
-            Finding::ok(key, "the programs were loaded with it: the kernel added no barriers against speculation")
-        }
+        (true, false, _) => Finding::ok(
+            key,
+            "the programs were loaded with the capability, so the kernel added no speculation barriers",
+        ),
         (true, true, has_tcx) => {
             let cost = if has_tcx { "" } else { ", programs read packets by a helper, and there is no XDP program" };
             let advice = format!(
-                "the programs contain the kernel's barriers against speculation, so each packet takes some 0.3 µs \
-                 longer{cost}: run `npl-agent load` with it before the agent starts, as the init container of \
-                 deploy/npl.yaml does"
+                "the programs contain the kernel's speculation barriers, so each packet takes some 0.3 µs \
+                 longer{cost}: run `npl-agent load` with CAP_PERFMON before the agent starts, as the init container \
+                 of deploy/npl.yaml does"
             );
-            Finding::warning(key, "the programs were loaded without it", advice)
+            Finding::warning(key, "the programs were loaded without the capability", advice)
         }
         (false, ..) if is_held => Finding::ok(key, "held"),
         (false, ..) => {
-            Finding::ok(key, "this process does not have it; programs that are loaded without it are slower")
+            Finding::ok(key, "this process does not have the capability; without it, the programs are slower")
         }
     }
 }
@@ -113,7 +114,7 @@ pub(super) fn agent(facts: &Facts) -> Finding {
 pub(super) fn admission_policy(facts: &Facts) -> Finding {
     let key = "admission_policy";
     match &facts.is_confined {
-        _ if !facts.is_agent_running => Finding::ok(key, "no agent runs: see agent"),
+        _ if !facts.is_agent_running => Finding::ok(key, "no agent runs: see the check agent"),
         Ok(Some(true)) => Finding::ok(key, "an admission policy confines the agent"),
         Ok(Some(false)) => Finding::warning(
             key,
@@ -135,7 +136,11 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
     let key = "datapath";
     let datapath = match &facts.datapath {
         _ if !facts.is_bpffs_mounted => {
-            return Finding::unknown(key, "no BPF file system is mounted", "no node port is served: see bpffs");
+            return Finding::unknown(
+                key,
+                "no BPF file system is mounted",
+                "no node port is served: see the check bpffs",
+            );
         }
         Ok(datapath) => datapath,
         Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
@@ -167,8 +172,8 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
 fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     let found = format!("nothing is pinned below {}", facts.bpffs);
     if facts.is_agent_running {
-        let advice = "no node port is served, or the agent uses another BPF file system: name the agent's --bpffs, \
-                      unless the agent has retired the Node";
+        let advice = "no node port is served, or the agent uses another BPF file system: run this command with the \
+                      agent's --bpffs, unless the agent has retired the Node";
         return Finding::failed(key, found, advice);
     }
     Finding::warning(key, found, "no node port is served: start the agent")
@@ -205,8 +210,8 @@ pub(super) fn local_clients(facts: &Facts) -> Finding {
         ),
         Some(path) if facts.is_installed() => Finding::warning(
             key,
-            format!("not served; cgroup v2 is at {path}"),
-            format!("{MEANING}: name it with --cgroup, unless --cgroup none is deliberate"),
+            format!("local clients are not served; cgroup v2 is at {path}"),
+            format!("{MEANING}: name this directory with --cgroup, unless --cgroup none is deliberate"),
         ),
         Some(path) => Finding::ok(key, format!("cgroup v2 is at {path}")),
     }

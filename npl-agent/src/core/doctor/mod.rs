@@ -281,7 +281,8 @@ impl Facts {
         self.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed)
     }
 
-    /// The uplinks: the devices that the agent has chosen or, if no agent runs, the devices that an agent would choose.
+    /// The uplinks: the devices with NPL's programs, and the devices to which an agent without the flag `--devices`
+    /// would attach its programs.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())

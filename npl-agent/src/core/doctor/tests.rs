@@ -89,8 +89,8 @@ pub(super) fn nothing_pinned(facts: &mut Facts) {
     facts.datapath = Ok(DatapathFacts::default());
 }
 
-/// Asserts that the change of each row gives the expected finding, and that the findings of all checks but this one
-/// stay as on a healthy Node.
+/// For each row, asserts that the row's change of the facts gives the row's finding, and that all other checks have the
+/// same state as on a healthy Node.
 pub(super) fn check(rows: &[Row]) {
     let usual = examine(&well());
     for (number, (change, key, state, found, advice)) in rows.iter().enumerate() {
@@ -197,16 +197,16 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
     };
     for is_held in [true, false] {
         let (state, found, _) = of(is_held, true, true, false);
-        assert!(state == State::Ok && found.contains("were loaded with it"), "{found}");
+        assert!(state == State::Ok && found.contains("were loaded with the capability"), "{found}");
         let (state, found, advice) = of(is_held, true, true, true);
-        assert!(state == State::Warning && found.contains("were loaded without it"), "{found}");
+        assert!(state == State::Warning && found.contains("were loaded without the capability"), "{found}");
         assert!(advice.contains("npl-agent load") && !advice.contains("helper"), "{advice}");
         let (_, _, advice) = of(is_held, false, true, true);
         assert!(advice.contains("read packets by a helper"), "{advice}");
     }
     assert_eq!(of(true, true, false, false).1, "held");
     let (state, found, _) = of(false, true, false, false);
-    assert!(state == State::Ok && found.contains("this process does not have it"), "{found}");
+    assert!(state == State::Ok && found.contains("this process does not have the capability"), "{found}");
 }
 
 /// The case of cilium/cilium#12317: if the only devices with programs are tunnels, the agent publishes no annotations.
@@ -261,7 +261,13 @@ fn a_missing_or_unattached_datapath_is_reported() {
         ),
         (|_| {}, "datapath", State::Ok, "programs on eth0; mappings: 3", ""),
         (|it| it.datapath = Err("no".to_owned()), "datapath", State::Unknown, "no", "as root"),
-        (|it| it.is_bpffs_mounted = false, "datapath", State::Unknown, "no BPF file system is mounted", "see bpffs"),
+        (
+            |it| it.is_bpffs_mounted = false,
+            "datapath",
+            State::Unknown,
+            "no BPF file system is mounted",
+            "see the check bpffs",
+        ),
         (nothing_pinned, "datapath", State::Failed, "nothing is pinned below /sys/fs/bpf", "--bpffs"),
         (
             |it| {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
-//! evictions, so the estimate compares two sweeps. The estimate is the entries after the first sweep, plus new entries,
-//! minus entries removed with their mappings, minus the entries that the second sweep finds.
+//! evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first sweep, plus
+//! the new entries, minus the entries that were removed with their mappings, minus the entries that the second sweep
+//! finds.
 
 /// The numbers that one sweep of a flow table yields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,8 +21,8 @@ pub struct Sweep {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// The number of entries that earlier sweeps found in the table, but not in the counters: packets arrive while a
-    /// sweep reads counters and table.
+    /// The number of entries that earlier sweeps found in the table although the counter of established flows, which a
+    /// sweep reads before the table, did not include them yet.
     excess: u64,
 }
 

@@ -50,13 +50,13 @@ impl HalfOpenExpiry {
     }
 }
 
-/// The word that replaces a flow's word after the flow was removed from the flow table; `None` if the word does not
-/// change.
+/// The entry that replaces a flow's half-open entry after the flow was removed from the flow table; `None` if the
+/// half-open entry does not change. `word` is the present half-open entry.
 ///
-/// A word with the phase "established" never expires, because packets of an established flow do not change the word.
-/// Although the flow table has no entry, the programs would therefore translate the Pod's packets by this word until
-/// another flow overwrites the slot. The phase "replied" expires, and the client's next packet establishes the flow
-/// again.
+/// A half-open entry with the phase "established" never expires, because packets of an established flow do not change
+/// the half-open entry. Although the flow table has no entry, the programs would therefore translate the Pod's packets
+/// by the half-open entry until another flow overwrites the slot. An entry with the phase "replied" expires, and the
+/// client's next packet establishes the flow again.
 pub fn after_removal(word: u64, hash: u64) -> Option<u64> {
     let (state, action) = step(State::half_open(phase(word)), Event::TableRemoval);
     (matches(word, hash) && action == Action::Store).then(|| with_phase(word, state.phase))

@@ -186,9 +186,9 @@ pub type ServiceKey = ObjectKey;
 pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
-    /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. By the generation, a restarted agent
-    /// finds the Pod of a mapping. The kernel programs ignore conntrack entries with another generation: they belong to
-    /// an earlier Pod with the same address.
+    /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. A restarted agent finds the Pod of a
+    /// mapping by the mapping's generation. The kernel programs ignore conntrack entries with another generation,
+    /// because these entries belong to an earlier Pod with the same address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));

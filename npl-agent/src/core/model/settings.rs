@@ -146,7 +146,7 @@ pub enum NodeIpSource {
     /// The first `ExternalIP` of the family is published. If the Node has no `ExternalIP` of the family, the first
     /// `InternalIP` of the family is published.
     External,
-    /// The first element of the list that gives an address of the family is published.
+    /// The agent tries the elements of the list in their order, and publishes the first address of the family.
     Listed(Vec<NodeIp>),
 }
 
@@ -155,7 +155,8 @@ pub enum NodeIpSource {
 pub enum NodeIp {
     /// This address is published, whether or not the Node object lists the address.
     Address(IpAddr),
-    /// The first address of the Node object in this range. An `InternalIP` takes precedence over an `ExternalIP`.
+    /// The first address of the Node object in this range is published. An `InternalIP` takes precedence over an
+    /// `ExternalIP`.
     Range(SourceRange),
 }
 

@@ -68,7 +68,8 @@ struct NodePortService {
     node_ports: BTreeSet<NodePort>,
 }
 
-/// A Pod's claim to an IP address. Claims are ordered by time. The Pod with the greatest claim holds the address.
+/// A Pod's claim to an IP address. A newer claim is greater than an older claim; [`Snapshot::holder`] chooses the Pod
+/// with the greatest claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// How often the API server's store had been restored before the first event in which the Pod has the address.
@@ -164,8 +165,8 @@ impl Snapshot {
     /// Returns the Pod that holds an IP address.
     ///
     /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the two
-    /// Pods is terminating, the Pod that is not terminating holds the address. If none is terminating, the Pod with the
-    /// newest claim holds the address, because the kubelet reports an address after the CNI assigned it.
+    /// Pods is terminating, the Pod that is not terminating holds the address. Otherwise, the Pod with the newest claim
+    /// holds the address, because the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));

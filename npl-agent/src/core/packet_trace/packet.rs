@@ -30,7 +30,8 @@ pub struct Packet {
     pub protocol: u8,
     /// Source and destination port; `None` for protocols without ports, and for fragments except the first one.
     pub ports: Option<[u16; 2]>,
-    /// The TCP flags in the letters of tcpdump, such as `S.` for SYN and ACK; empty for protocols other than TCP.
+    /// The TCP flags in the letters of tcpdump, such as `S.` for SYN and ACK; empty for protocols other than TCP, and
+    /// for fragments except the first one.
     pub flags: String,
     /// Whether the packet is a fragment.
     pub is_fragment: bool,

@@ -41,8 +41,8 @@ pub enum TracedEndpoint {
 pub struct TooManyEndpoints(usize);
 
 impl PacketSelection {
-    /// Returns the filter for the programs. The filter selects no packet until its end time is set. Of a packet whose
-    /// ports the programs do not find, such as a fragment, the filter compares only the addresses.
+    /// Returns the filter for the programs. The filter selects no packet until its end time is set. If the programs do
+    /// not find the ports of a packet, for example of a fragment, the filter compares only the packet's addresses.
     ///
     /// # Errors
     ///

@@ -156,7 +156,7 @@ impl Step {
     }
 
     /// The packet before the program ran and, if the trace record contains it, after the program ran; `None` if the
-    /// record contains no complete IP header of the packet before.
+    /// record does not contain the complete IP header of the packet before the program ran.
     pub fn packets(&self) -> Option<(Packet, Option<Packet>)> {
         Some((Packet::parse(&self.before)?, Packet::parse(&self.after)))
     }

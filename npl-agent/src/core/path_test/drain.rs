@@ -17,7 +17,7 @@ impl fmt::Display for Elapsed {
     }
 }
 
-/// The time after which a withdrawal is late even if the drain is longer or unset.
+/// A withdrawal that the test sees within this time is not late, even if the drain is shorter.
 const LATE: Elapsed = Elapsed(15_000);
 
 /// Returns the row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was
@@ -67,8 +67,8 @@ pub struct Sent {
     pub observed: Elapsed,
 }
 
-/// The earliest and the latest time at which the drain may end. The agent received the request for the withdrawal at an
-/// unknown time before `latest`.
+/// The earliest and the latest time at which the drain may end. The test does not know exactly when the agent received
+/// the request for the withdrawal, and when the drain began.
 #[derive(Debug, Clone, Copy)]
 pub struct DrainEnd {
     /// Before this time, every request must be answered.

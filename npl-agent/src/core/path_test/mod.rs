@@ -39,7 +39,7 @@ pub struct Server {
     pub node: String,
     /// The name of the Pod.
     pub pod: String,
-    /// The name in the answers of the Pod. No other run of the test uses the same name.
+    /// The name that the Pod puts into its answers. No other run of the test uses the same name.
     pub identity: String,
     /// The IP addresses of the echo Pod.
     pub pod_ips: BTreeSet<IpAddr>,

@@ -139,9 +139,9 @@ pub(in crate::core) struct PortTable {
     cursor: Option<NodePort>,
     /// Node ports that another process uses, each with the time at which the agent tries again to reserve the port.
     taken: BTreeMap<Frontend, Moment>,
-    /// Unmapped port numbers that received packets recently, each with the time until which the search prefers numbers
-    /// without traffic. The protocol does not matter, because some load balancers ignore the protocol of an annotation
-    /// entry.
+    /// Unmapped port numbers that received packets recently. Until the time in the map, the search for a free number
+    /// prefers numbers without traffic. The protocol does not matter, because some load balancers ignore the protocol
+    /// of an annotation entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
     /// Port numbers that were quarantined when this agent started, each with the end of the quarantine. If no
     /// annotation names the number, its former owner is not known.
@@ -325,8 +325,8 @@ impl PortTable {
         if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
-    /// Records that an unmapped port number receives packets, so that numbers without traffic are preferred until a
-    /// time.
+    /// Records that an unmapped port number receives packets, so that the search prefers numbers without traffic until
+    /// the time `until`.
     pub(in crate::core) fn mark_recent_traffic(&mut self, node_port: NodePort, until: Moment) {
         self.recent_traffic.insert(node_port, until);
     }

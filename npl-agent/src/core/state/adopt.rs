@@ -45,8 +45,8 @@ pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op
 /// names. A named node port that the Pod no longer needs is quarantined, because load balancers use the port until the
 /// annotation is withdrawn.
 ///
-/// Adoption runs once, when all lists are complete. If a Pod that is created after that already has an annotation, the
-/// annotation comes from the Pod's template, and its node ports are not reserved.
+/// Adoption runs once, when all lists are complete. A Pod that is created later may already have an annotation. This
+/// annotation comes from the Pod's template, and the agent does not reserve the node ports in it.
 pub(in crate::core) fn adopt(state: &mut PlannerState) {
     order_address_claims(state);
     adopt_mappings(state);

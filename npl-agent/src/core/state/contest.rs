@@ -75,7 +75,7 @@ impl Contests {
         self.0.remove(uid);
     }
 
-    /// Ends the contests in which no writer other than the agent writes any more.
+    /// Ends the contests in which no writer other than the agent has written for [`OVER_MILLIS`].
     pub(in crate::core) fn expire(&mut self, now: Moment) {
         self.0.retain(|_, contest| contest.noticed.is_none_or(|at| at.plus(OVER_MILLIS) > now));
     }

@@ -332,7 +332,8 @@ impl PlannerState {
         &self.dirty
     }
 
-    /// The published addresses of the Node; none before the agent knows the Node object.
+    /// The published addresses of the Node; none until the agent knows an address from the Node object or from
+    /// `--node-ip`.
     pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
         self.node_ips.values().copied()
     }

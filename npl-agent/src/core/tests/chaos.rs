@@ -45,8 +45,8 @@ pub(super) struct Chaos {
     answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
     /// Changes that the watch of Pods has not delivered yet.
     lag: VecDeque<Change>,
-    /// Pods that have been unreachable since the state last converged, or whose mapping or annotation software other
-    /// than the agent has changed since then.
+    /// Pods that were unreachable at any time since the state last converged, or whose mapping or annotation software
+    /// other than the agent has changed since then. The assertion that published node ports work excludes these Pods.
     excused: BTreeSet<PodUid>,
     /// The node ports that were published when the state last converged.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
@@ -127,8 +127,8 @@ impl Chaos {
         self.world.state.observe(self.world.real.clone());
     }
 
-    /// As software other than the agent may do, adds or removes an allowed range, and toggles whether the mapping is
-    /// restricted.
+    /// Changes the kernel's maps as software other than the agent may do. If the range has the family of the frontend,
+    /// adds it to the allowed sources or removes it from them; otherwise toggles whether the mapping is restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();
@@ -177,9 +177,9 @@ impl Chaos {
         self.has_looked = false;
     }
 
-    /// Drops the former node ports that the agent after a restart cannot know: it reads the node port of each Pod port
-    /// from the kernel and from annotations. If the kernel has no mapping, a `hostPort` takes precedence over an
-    /// annotation.
+    /// Removes from `former` the node ports that a restarted agent cannot know: a restarted agent reads the node port
+    /// of each Pod port from the kernel and from annotations. If the kernel has no mapping, a `hostPort` takes
+    /// precedence over an annotation.
     fn forget_unlisted_objects(&mut self) {
         let world = &self.world;
         self.former.retain(|(uid, port), frontend| {
@@ -396,7 +396,8 @@ impl Chaos {
                     && service.ports.iter().any(is_its_target)
             };
             let services: Vec<_> = self.world.services.values().filter(asks).collect();
-            // A draining mapping keeps its allowed sources.
+            // If no Service requests the Pod port, the mapping drains and keeps its former allowed sources, so the
+            // clients are not checked.
             for client in clients.iter().filter(|ip| Family::of(**ip) == frontend.family && !services.is_empty()) {
                 let is_in = |range: SourceRange| SourceRange::new(*client, range.length()) == Some(range);
                 let lets_in = |service: &&Service| {

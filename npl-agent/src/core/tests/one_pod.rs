@@ -45,8 +45,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// If a Pod's annotation names a number, or named the number recently, this number leads to no other Pod, even if
-    /// all protocols of a Pod port share one number.
+    /// If a Pod's annotation names a port number, or named it recently, this number leads to no other Pod, even if all
+    /// protocols of a Pod port share one number.
     #[test]
     fn a_merged_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start_with(ProtocolPairing::Merged);
@@ -57,8 +57,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// If a published or recently withdrawn annotation entry of a Pod names a number, this number leads to no other
-    /// Pod, by any protocol, even if the agent restarts in between.
+    /// If a published or recently withdrawn annotation entry of a Pod names a port number, this number leads to no
+    /// other Pod, by any protocol, even if the agent restarts in between.
     #[test]
     fn a_number_that_one_pod_has_or_had_recently_never_leads_to_another(events in vec(event(), 0..60)) {
         let mut chaos = start();
@@ -70,8 +70,8 @@ proptest! {
     }
 }
 
-/// The Pod moves to another number only when a Service selects the Pod again, long after the event that permits the
-/// move.
+/// A new Service has the number of the Pod's node port as its `nodePort`, so the Pod must move to another number. The
+/// Pod is draining at that time, and moves only when a Service selects the Pod again.
 #[test]
 fn a_draining_pod_leaves_the_number_of_a_service_when_it_is_selected_again() {
     let mut chaos = start();

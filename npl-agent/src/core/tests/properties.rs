@@ -44,7 +44,7 @@ pub(super) enum Event {
     Pass(Vec<Fate>),
     Serve(usize, Vec<Fate>),
     Answer(usize),
-    /// Time passes without a pass of the agent.
+    /// This number of milliseconds passes, and the agent runs no pass in this time.
     Idle(u64),
     Wait(u64),
     Settle,
@@ -79,7 +79,7 @@ fn families() -> impl Strategy<Value = Vec<Family>> {
     select(vec![vec![Family::V4], vec![Family::V4, Family::V6], vec![Family::V6]])
 }
 
-/// Source ranges of both families. Some of these ranges contain others of them.
+/// Source ranges of both families. Some of these ranges contain other ranges of the list.
 const RANGES: [&str; 6] =
     ["198.51.100.0/24", "198.51.100.7", "198.51.0.0/16", "203.0.113.0/24", "2001:db8::/32", "::/0"];
 
@@ -358,8 +358,8 @@ proptest! {
 }
 
 proptest! {
-    /// The gate stays closed during the deletion: a restarted agent must not open a gate that the agent before the
-    /// restart has left closed.
+    /// The readiness gate stays closed while the Pod is being deleted: a restarted agent must not open a gate that the
+    /// agent before the restart has left closed.
     #[test]
     fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
         let mut chaos = start();

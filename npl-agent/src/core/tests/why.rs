@@ -205,8 +205,8 @@ fn a_host_port_needs_no_kernel_entry() {
     assert_eq!(chains[0].first_broken(), None);
 }
 
-/// Appends the two links about this traffic to a chain. Returns whether [`Link::LastPacket`] holds, and the findings of
-/// both links.
+/// Appends the two links about traffic with these numbers of packets to a chain. Returns whether [`Link::LastPacket`]
+/// holds, and the findings of both links.
 fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, String) {
     let mut chain: Chain = why(&served(), "pod/a/p").chains.remove(0);
     let stats = MappingStats { request_packets, reply_packets, ..MappingStats::ZERO };
@@ -222,7 +222,7 @@ fn with_traffic(request_packets: u64, reply_packets: u64) -> (Holds, String, Str
 fn requests_without_replies_break_the_chain_and_silence_does_not() {
     let (holds, text, refusals) = with_traffic(0, 0);
     assert!(holds == Holds::Info && text.contains("no client has sent"), "{text}");
-    assert_eq!(refusals, "of the whole Node: source_refused 3");
+    assert_eq!(refusals, "packets of the whole Node, by reason: source_refused 3");
     assert!(matches!(with_traffic(5, 0), (Holds::No, text, _) if text.contains("does not answer")));
     assert!(
         matches!(with_traffic(5, 4), (Holds::Yes, text, _) if text == "5 requests and 4 replies, the last one 4 s ago")

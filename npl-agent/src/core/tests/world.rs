@@ -308,7 +308,7 @@ impl World {
                 assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");
                 assert!(
                     !self.real.sources.contains_key(frontend),
-                    "{op:?}: the next owner of the port would find sources"
+                    "{op:?}: the next owner of the node port would inherit its allowed sources"
                 );
                 assert!(self.real.reservations.remove(frontend), "{op:?}: not reserved");
             }

@@ -38,7 +38,7 @@ pub struct AgentView {
     /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
     /// Whether an admission policy restricts the agent's writes; `None` until an answer of the API server has shown
-    /// whether one does.
+    /// whether a policy does so.
     pub is_confined: Option<bool>,
     /// The devices through which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
@@ -99,7 +99,7 @@ pub struct DeviceView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PortState {
-    /// The node port is allocated to a Pod port, but the kernel has no mapping yet.
+    /// The node port is allocated to a Pod port, but the kernel has no mapping to this Pod port yet.
     Reserved,
     /// The mapping translates; the Pod's annotation does not name the node port yet.
     Live,
@@ -165,13 +165,16 @@ pub struct NodePortView {
     pub pod: Option<String>,
     /// The Pod's port; `None` if the Pod is not known.
     pub pod_port: Option<PodPort>,
-    /// The Pod's address to which the mapping should lead; `None` while the Pod has no address of the IP family.
+    /// The Pod's address to which the mapping should lead; `None` if the node port is in quarantine, or while the Pod
+    /// has no address of the IP family.
     pub pod_ip: Option<IpAddr>,
     /// The names of the Services, all in the Pod's namespace, that request the Pod's port.
     pub services: Vec<String>,
-    /// The time since the agent allocated the node port; `None` if an earlier agent allocated it.
+    /// The time since the agent allocated the node port; `None` for a host port, and for a node port that an earlier
+    /// agent allocated.
     pub age_millis: Option<u64>,
-    /// The time until the drain or the quarantine ends; `None` if the node port neither drains nor is in quarantine.
+    /// The time until the drain or the quarantine ends; `None` if the node port neither drains nor is in quarantine, or
+    /// while an annotation still names the node port.
     pub ends_in_millis: Option<u64>,
 }
 

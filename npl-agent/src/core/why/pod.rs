@@ -101,7 +101,7 @@ fn difference(service: &Service, pod: &Pod) -> String {
             Some(other) => format!("{name} selects {key}={value}, and the Pod has {key}={other}"),
             None => format!("{name} selects {key}={value}, and the Pod has no label {key}"),
         },
-        None => format!("{name} selects it"),
+        None => format!("{name} selects the Pod"),
     }
 }
 
@@ -155,8 +155,8 @@ impl PodFacts<'_> {
         Chain { subject, frontend, links }
     }
 
-    /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if one of
-    /// these links is broken.
+    /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if no node
+    /// port is allocated to the Pod port.
     fn mapping_links(&self, links: &mut Vec<LinkReport>, port: WantedPort) -> Option<Frontend> {
         let ports = &self.state.ports;
         let mut held = ports.of_port(&self.pod.uid, port);
@@ -261,7 +261,9 @@ impl PodFacts<'_> {
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 
-    /// Returns one chain for each port of the Service whose target port does not resolve to a port of the Pod.
+    /// Returns a chain for each port of the Service that gets no node port for this Pod: the agent does not serve the
+    /// protocol, the Pod has no port with the name of the target port, or the Pod or the Node has no address of the IP
+    /// family.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();

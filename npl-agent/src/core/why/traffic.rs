@@ -59,9 +59,9 @@ fn last_refusal(reasons: &[(Reason, u64)]) -> LinkReport {
         .collect();
     let text = if counted.is_empty() {
         let names: Vec<&str> = near.iter().map(|reason| reason.name()).collect();
-        format!("no packet of the whole Node has one of the reasons {}", names.join(", "))
+        format!("the programs of this Node have counted no packet under the reasons {}", names.join(", "))
     } else {
-        format!("of the whole Node: {}", counted.join(", "))
+        format!("packets of the whole Node, by reason: {}", counted.join(", "))
     };
     LinkReport { link: Link::LastRefusal, holds: Holds::Info, found: text, page: Some(pages::REASONS.to_owned()) }
 }

@@ -118,7 +118,8 @@ fn plan() -> impl Strategy<Value = DevicePlan> {
     })
 }
 
-/// Chooses some of the hooks that have a program, for the plan to move NPL's filter there.
+/// Chooses some of the hooks that have a program. On these hooks, the plan moves NPL's filter ahead of the filters of
+/// other software.
 fn moves(programs: &BTreeMap<u32, ProgramSet>, choice: u8) -> BTreeSet<(u32, Direction)> {
     let hooks = programs.iter().flat_map(|(ifindex, set)| set.directions().iter().map(|side| (*ifindex, *side)));
     hooks.filter(|(ifindex, _)| choice >> ((ifindex + 3) % 8) & 1 == 1).collect()

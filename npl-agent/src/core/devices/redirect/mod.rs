@@ -139,7 +139,7 @@ pub enum HopKind {
 }
 
 impl HopKind {
-    /// The word for this value in tables and logs.
+    /// The name of this kind in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Peer => "veth peer",
@@ -182,7 +182,7 @@ pub enum RedirectRefusal {
 }
 
 impl RedirectRefusal {
-    /// The word for this value in tables and logs.
+    /// The text of the reason in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::IsUplink => "its device is also an uplink",

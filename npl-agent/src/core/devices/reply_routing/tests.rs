@@ -97,7 +97,7 @@ fn an_address_of_the_node_with_a_table_of_another_uplink_is_misrouted_unless_mar
     assert_eq!(
         misrouted(&[from(OWN, 2), marked(Family::V4, 0x80, 0x80, 2)]),
         1,
-        "the rule for the mark comes after the Pod's rule"
+        "the rule for the mark comes after the rule for the Node's address"
     );
     assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(OWN, 2)]), 1);
     for harmless in [from(OWN, MAIN_TABLE), from(OWN, 3), from(OWN, 2004)] {
@@ -178,7 +178,7 @@ fn a_mark_chooses_the_uplink_if_its_table_is_not_main_and_has_a_default_route_th
         routing.families_routed_by_mark(&UPLINKS.into())
     };
     assert_eq!(families(Family::V4, 2), [Family::V4].into());
-    // Cilium's rule selects a table of local routes for packets that Cilium's proxy receives.
+    // For packets to Cilium's proxy, Cilium's rule for a mark selects table 2004, which contains only local routes.
     for (family, table) in [(Family::V4, MAIN_TABLE), (Family::V4, 3), (Family::V4, 2004), (Family::V6, 2)] {
         assert_eq!(families(family, table), BTreeSet::new(), "{table}");
     }
