@@ -57,7 +57,7 @@ const FIELDS: &[Case] = &[
         pod!("/spec/volumes/0/secret"),
         r#"{"secretName":"s","items":[{"key":"k","path":"token"}]}"#,
     ),
-    // Text must stay text, although YAML would read it as a number.
+    // A name that looks like a number must be rendered as a YAML string.
     case(
         &[("feed.tokenSecret.name", "\"1\""), ("feed.tokenSecret.key", "\"2\"")],
         DEPLOYMENT,

@@ -19,7 +19,7 @@ pub(crate) const CLIENTS: u32 = 4;
 /// Requests per second of all clients of a load balancer.
 const RATE: u32 = 80;
 
-/// The requests of one event.
+/// The results of the requests during one event, such as a rollout.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// The number of answers by Pod.

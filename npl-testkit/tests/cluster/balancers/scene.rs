@@ -89,8 +89,8 @@ impl Scene {
     }
 
     /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Without a replica, each client of
-    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address for each new
-    /// connection to a Pod. The other load balancers keep the addresses and must lose no request.
+    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address in the feed's DNS
+    /// for each new connection to a Pod. The other load balancers keep the addresses and must lose no request.
     pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
         let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
         let most = |name: &str, took| {
@@ -119,7 +119,8 @@ impl Scene {
             println!("        {name}: {seen}");
             let wrong: Vec<_> = seen.answers.keys().filter(|pod| !known.contains(*pod)).collect();
             if !wrong.is_empty() {
-                self.failures.push(format!("{event}, {name}: answered by Pods of no or another Service: {wrong:?}"));
+                self.failures
+                    .push(format!("{event}, {name}: answered by Pods that the Service has not had: {wrong:?}"));
             }
             let (lost, most) = (seen.lost.len() as u128, most(name, took));
             if lost > most {
