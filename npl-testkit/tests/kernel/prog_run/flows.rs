@@ -332,7 +332,7 @@ fn half_open_flow_of_a_removed_node_address_is_untracked() {
 }
 
 /// The half-open cache stores the index of a node address. Another address may get this index after the first address
-/// was removed.
+/// was removed. Replies must then come from the address to which the client has sent.
 #[test]
 fn datagram_to_a_node_address_with_a_reused_index_is_answered_from_it() {
     with_mappings(|lab| {

@@ -408,7 +408,7 @@ fn saved() -> BTreeSet<u64> {
     (0..FRAGMENTS).flat_map(hashes).filter(|hash| *hash != 0).collect()
 }
 
-/// Makes all copies older, in units of about one second.
+/// Makes all saved copies older by `units`, each of about one second.
 fn age_copies(units: u64) {
     let mut map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     for place in 0..FRAGMENTS {

@@ -131,7 +131,8 @@ fn changes_of_the_agent_invalidate_the_lookup_cache_at_once() {
     });
 }
 
-/// Another processor looks up the mapping continuously, so it may cache the former mapping around each change.
+/// Another processor looks up the mapping continuously, so it may cache the former mapping around each change. No
+/// request after the change may use this copy.
 #[test]
 fn cached_mapping_is_not_used_after_a_concurrent_change() {
     let changes = if is_emulated() { 500 } else { 20_000 };
@@ -153,7 +154,7 @@ fn cached_mapping_is_not_used_after_a_concurrent_change() {
                 lab.add(Udp, NODE_PORT, pod, GENERATION + change);
                 misdirected += u32::from(lab.ingress(&request).bytes != to(&request, pod).build());
             }
-            assert_eq!(misdirected, 0, "requests to the mapping's previous Pod, of {changes}");
+            assert_eq!(misdirected, 0, "requests that reached the mapping's previous Pod, in {changes} changes");
         });
     });
 }

@@ -113,8 +113,8 @@ fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
     });
 }
 
-/// An offloaded flow must return to the stack, because the stack may drop its packets. In this case, no packet is seen
-/// after the stack, and the flow is no longer redirected.
+/// An offloaded flow must return to the stack periodically, so that the stack can drop its packets, for example by a
+/// new rule. If the stack drops a packet, NPL observes no forwarded packet, and does not redirect the flow again.
 #[test]
 fn offloaded_flow_returns_to_the_stack_periodically() {
     with_mappings(|lab| {
@@ -145,7 +145,8 @@ fn fin_or_reset_returns_the_connection_to_the_stack() {
     }
 }
 
-/// Flows that share a slot replace each other; a FIN or RST of one does not stop offload of the other.
+/// Several flows may share a slot of the stack observations. While one of them is offloaded, a SYN, FIN or RST of
+/// another one must not stop the offload.
 #[test]
 fn end_of_a_connection_does_not_stop_offload_of_another_one_in_its_slot() {
     with_mappings(|lab| {

@@ -181,8 +181,8 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     });
 }
 
-/// Returns packets whose length cannot be estimated from the first fragment, because it ends between two chunks or
-/// within the seventh chunk.
+/// Returns packets whose length cannot be estimated from the first fragment, because this fragment ends between two
+/// chunks or within the seventh chunk.
 fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
     both(lab, &[7; 28], |packet| {
         let packet = with_chunks_before(packet, &[(SACK, 0); 6]);

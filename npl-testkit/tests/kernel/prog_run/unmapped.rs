@@ -82,8 +82,8 @@ fn only_traffic_to_an_unmapped_node_port_is_recorded() {
     });
 }
 
-/// The record must survive the agent: the load balancer of a removed TCP member may send its next request after the
-/// agent has restarted.
+/// The record of a mapping's removal must survive the agent: the load balancer of a removed TCP member may send its
+/// next request after the agent has restarted.
 #[test]
 fn removal_of_a_mapping_of_each_protocol_is_recorded_for_the_next_agent() {
     for protocol in [Tcp, Udp, Sctp] {
