@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the frames that the endpoints of both Nodes receive, except for the allowed differences.
+//! Compares the frames that client and Pods receive through the Node with NPL with those that they receive through the
+//! Node with the kernel's NAT, except for the allowed differences.
 
 use std::collections::BTreeMap;
 use std::fmt;

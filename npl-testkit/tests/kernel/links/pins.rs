@@ -63,7 +63,7 @@ fn pinned_map_of_another_type_is_replaced() {
     });
 }
 
-/// Without the flag `BPF_F_MMAPABLE`, the agent could not map the array into its memory.
+/// Without the flag `BPF_F_MMAPABLE`, the agent could not map the half-open cache into its memory.
 #[test]
 fn pinned_map_with_other_flags_is_replaced() {
     opens_over(|pins| {

@@ -395,7 +395,8 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// Tests the same fragmented packets with `--forwarding redirect`.
+/// Tests fragmented SCTP packets with `--forwarding redirect`, in both directions and with the fragments in every
+/// order.
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));
