@@ -166,7 +166,8 @@ fn a_migration_from_antrea_1_7_loses_nothing_and_writes_nothing() {
     migrate(Format::V1_7, &[], 0);
 }
 
-/// The agent publishes the default format of NPL, so it writes each annotation once. The node ports do not change.
+/// The annotations have the format of Antrea 2.6. The agent publishes NPL's default format, so it writes each
+/// annotation once. The node ports do not change.
 #[test]
 fn a_migration_from_antrea_2_6_with_redirect_loses_nothing_and_adds_fields() {
     migrate(Format::V2_6, &["--forwarding", "redirect"], 1);

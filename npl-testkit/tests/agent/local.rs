@@ -35,7 +35,7 @@ fn local_clients_are_served_with_and_without_a_running_agent() {
 }
 
 /// The programs may be missing from the cgroup because an administrator has detached them, or because the cgroup was
-/// recreated.
+/// recreated. The agent must attach them again at its next resync.
 #[test]
 fn detached_cgroup_programs_are_reattached_at_the_next_resync() {
     let (mut world, cgroup) = World::with_local_clients(&["--resync", "1s"]);

@@ -448,7 +448,8 @@ fn the_hook_sets_no_user_id_on_openshift() {
     assert_eq!((&usual["runAsNonRoot"], &openshift["runAsNonRoot"]), (&json!(true), &json!(true)));
 }
 
-/// A change of a selector would make every upgrade fail, because the API server rejects it.
+/// No chart value may change the selector of the DaemonSet: the API server would reject an upgrade that changes a
+/// selector.
 #[test]
 fn no_value_changes_the_selector() {
     let set = [("commonLabels", r#"{"a":"b"}"#), ("podLabels", r#"{"a":"b"}"#)];
