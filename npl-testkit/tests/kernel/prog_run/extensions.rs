@@ -140,8 +140,8 @@ fn source_route_without_segments_left_is_translated() {
     });
 }
 
-/// The node address and the Pod address have the same one's complement sum, so the change of the address does not
-/// change the checksum.
+/// The node address and the Pod address have the same one's complement sum, so the translation of the address does not
+/// change the UDP checksum, and only the translation of the port does.
 #[test]
 fn mapping_between_addresses_with_equal_checksums_is_translated() {
     in_v6(|lab| {

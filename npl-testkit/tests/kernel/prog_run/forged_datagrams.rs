@@ -164,7 +164,7 @@ fn forged_datagrams_do_not_disturb_flows_of_other_ports_and_protocols() {
 }
 
 /// A forged datagram to the Pod's own address must not create an entry: the Pod's datagrams to this client leave
-/// untranslated before and after it.
+/// untranslated before and after the forged datagram.
 #[test]
 fn forged_datagram_to_a_pod_leaves_no_entry() {
     with_mappings(|lab| {

@@ -113,7 +113,7 @@ fn one_forged_datagram_on_another_path_diverts_replies_until_the_clients_next_da
 }
 
 /// On the client's own path, connection tracking ignores the link and the route by which a datagram arrives: another
-/// router (source MAC address), another distance (TTL), another class.
+/// router (source MAC address), another distance (TTL), another traffic class.
 #[test]
 fn forged_datagram_from_another_router_changes_nothing_on_the_clients_own_path() {
     fn elsewhere(mut packet: Packet) -> Packet {

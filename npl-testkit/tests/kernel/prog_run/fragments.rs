@@ -347,8 +347,8 @@ fn fragments_without_a_mapping_or_flow_are_counted_once_per_datagram() {
     });
 }
 
-/// A first fragment without the TCP checksum cannot be translated, so all fragments are passed. No legitimate sender
-/// makes such small fragments.
+/// A first fragment without the TCP checksum cannot be translated, so all fragments are passed unchanged. No legitimate
+/// sender makes such small fragments.
 #[test]
 fn truncated_first_fragment_is_passed_with_all_others() {
     with_mappings(|lab| {
@@ -362,7 +362,8 @@ fn truncated_first_fragment_is_passed_with_all_others() {
     });
 }
 
-/// A frame may be longer than its packet: Ethernet pads short frames. The padding is not a part of the fragment.
+/// A frame may be longer than its packet: Ethernet pads short frames. The padding is not a part of the fragment, so a
+/// first fragment that is too short must be recognized in spite of it.
 #[test]
 fn truncated_first_fragment_is_passed_although_padding_follows_it() {
     with_mappings(|lab| {

@@ -45,8 +45,9 @@ fn packets_of_a_host_connections_peer_are_passed_to_the_host() {
     });
 }
 
-/// A program that runs after NPL's, such as Cilium's, masquerades a Pod's connection. The program keeps the source
-/// port, and uses the Node's primary address.
+/// A program that runs after NPL's, such as Cilium's, masquerades a Pod's connection. That program keeps the source
+/// port, and uses the Node's primary address. NPL must record such a connection as a host connection, so that replies
+/// are passed to the host.
 #[test]
 fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
     with_mappings(|lab| {

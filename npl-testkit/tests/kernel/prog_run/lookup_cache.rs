@@ -201,7 +201,7 @@ fn frontends_that_share_a_cache_slot_keep_their_own_pods() {
 }
 
 /// An earlier agent's entries may be outdated: an agent without a lookup cache may have run since, and may have
-/// restarted the epochs.
+/// restarted the epochs. A starting agent must therefore invalidate all entries.
 #[test]
 fn starting_agent_invalidates_entries_of_earlier_agents() {
     with_mappings(|lab| {

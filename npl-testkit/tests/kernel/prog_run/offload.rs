@@ -96,7 +96,8 @@ fn udp_flow_is_offloaded_once_it_is_established() {
     });
 }
 
-/// The flow is offloaded again within the time limit: forged datagrams on any path do not mark the flow as ended.
+/// Although forged datagrams arrive, the UDP flow is offloaded again within the time limit: datagrams on any path do
+/// not mark the flow as ended.
 #[test]
 fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
     with_mappings(|lab| {

@@ -231,7 +231,7 @@ fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     });
 }
 
-/// A buffered first fragment occupies its slot for one second only.
+/// A buffered first fragment occupies its slot for one second. Then, another first fragment may take the slot.
 #[test]
 fn first_sctp_fragment_takes_an_expired_slot() {
     stay_on_this_processor();
@@ -247,7 +247,7 @@ fn first_sctp_fragment_takes_an_expired_slot() {
     });
 }
 
-/// A first fragment that matches no mapping is passed immediately.
+/// A first fragment that matches no mapping is passed to the host immediately, and is not buffered.
 #[test]
 fn first_sctp_fragment_of_unmapped_traffic_is_not_buffered() {
     stay_on_this_processor();

@@ -403,7 +403,7 @@ fn fragmented_packet_has_a_correct_crc_with_redirect() {
 }
 
 /// A network card that hashes ports to choose a queue may deliver the first fragment, which has ports, to another
-/// processor than the others.
+/// processor than the other fragments. All fragments must be translated.
 #[test]
 fn first_fragment_may_arrive_on_another_processor() {
     let world = world();
