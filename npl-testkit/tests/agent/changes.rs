@@ -120,7 +120,8 @@ fn add_device_above(world: &World) -> &'static str {
         node.ip("link add link eth0 name eth0.100 type macvlan mode bridge").unwrap();
         "eth0"
     };
-    // Without this setting, other devices would answer ARP requests for the address as well.
+    // Without this setting, other devices of the same network namespace would answer ARP requests for the new address
+    // as well.
     node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
     for (netns, device, [v4, v6]) in [(client, client_device, CLIENT_ABOVE), (node, "eth0.100", NODE_ABOVE)] {
         let lines = format!("addr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad");

@@ -39,7 +39,7 @@ impl Counters {
     }
 }
 
-/// Returns the change of a reason's counter by one.
+/// Returns the counter change that one packet with this reason causes.
 pub(crate) fn reason(reason: Reason) -> Vec<Change> {
     vec![(reason.name().to_owned(), 1)]
 }

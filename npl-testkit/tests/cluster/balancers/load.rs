@@ -72,7 +72,7 @@ impl Load {
         self.shared.lock().unwrap().1.clone()
     }
 
-    /// Returns the requests since the last call, and starts to record anew.
+    /// Returns the requests since the last call of this function, and clears the record.
     pub(crate) fn take(&self) -> Seen {
         let (_start, seen) = std::mem::replace(&mut *self.shared.lock().unwrap(), (Instant::now(), Seen::default()));
         seen

@@ -23,8 +23,8 @@ const FEED: &str = "deploy/npl-feed.yaml";
 /// The port of the first load balancer; each further load balancer has the next port.
 const FIRST_PORT: u16 = 8000;
 
-/// The time between two lists of the Service's Pods. Every Pod that answers exists for longer, so that it appears in a
-/// list.
+/// The time between two lists of the Service's Pods. Every Pod that answers exists for longer than this time, so it
+/// appears in at least one list.
 const LIST_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The shortest time after which Caddy gives up a request: 16 retries (`lb_retries`) at intervals of 50 ms

@@ -134,8 +134,8 @@ fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
     });
 }
 
-/// A flood of SYNs may overwrite handshake entries, including entries that the Pod has answered. Such a connection must
-/// still be established by later packets.
+/// A flood of SYNs may overwrite handshake entries, including entries that the Pod has answered. Later packets must
+/// still establish a connection whose entry was overwritten.
 #[test]
 fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {

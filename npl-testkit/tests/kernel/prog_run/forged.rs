@@ -26,7 +26,7 @@ pub(super) const FORGED_ISNS: [(u32, u32); 3] = [
     (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
 ];
 
-/// The mapping forwards each forged segment to the Pod, whose stack rejects it.
+/// Sends forged segments to `node`. The mapping forwards each of them to the Pod, whose stack rejects it.
 #[track_caller]
 fn attack(lab: &mut Lab, node: SocketAddr) {
     for isns in FORGED_ISNS {

@@ -49,7 +49,8 @@ fn replies_leave_from(lab: &mut Lab, source: SocketAddr) {
     }
 }
 
-/// What connection tracking stores of the client's UDP flow: the flow's entry and its word of the half-open cache.
+/// What connection tracking stores of the client's UDP flow: the entry in the flow table and the entry in the half-open
+/// cache.
 fn stored(lab: &mut Lab) -> (Option<FlowEntry>, Option<u64>) {
     (lab.flow(flow(Udp)), lab.own_slot(flow(Udp)))
 }
@@ -67,9 +68,9 @@ fn establish_mapped(lab: &mut Lab) -> Live {
     live
 }
 
-/// The client's path wins also if the forged datagrams came first and have established the flow. The attacker repeats
-/// the forged datagrams before each question, so a rule by which replies keep the first path of a flow, as long as
-/// datagrams arrive on this path, would give the client no answer at all.
+/// Replies follow the client's path also if the forged datagrams came first and have established the flow. The attacker
+/// repeats the forged datagrams before each question: if replies stayed on the first path of a flow as long as
+/// datagrams arrive on this path, the client would get no answer at all.
 #[test]
 fn flow_that_forged_datagrams_established_first_does_not_hold_the_clients_replies() {
     with_two_paths(|lab, live, other| {

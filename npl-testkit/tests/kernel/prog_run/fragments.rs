@@ -303,7 +303,8 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         lab.set_fragment_record(family(), slot_of_mapping, 0);
         lab.run(PROG_INGRESS, &first(&to_host));
         let (slot, host_record) = lab.fragment_records(family())[0];
-        // The record of the other datagram is written to this slot, as if both datagrams had the same slot.
+        // The record of the mapped datagram is written to the slot of the datagram to the host, as if both datagrams
+        // had the same slot.
         lab.set_fragment_record(family(), slot, of_mapping);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         assert_eq!(lab.fragment_records(family()), [(slot, of_mapping)]);

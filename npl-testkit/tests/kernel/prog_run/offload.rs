@@ -16,7 +16,7 @@ use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, second_node, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
-/// The time limit of waits, far longer than a flow is redirected without another packet through the kernel stack.
+/// The time limit of waits: far longer than the interval after which an offloaded flow returns to the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs the ingress program on a client's packet, which is translated and then redirected or passed to the stack.
@@ -73,7 +73,8 @@ fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
     with_mappings(|lab| {
         set_next_hop(pod_ip(), NEXT_HOP);
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
-        // This packet ends the handshake, which NPL's connection tracking must see before the flow is offloaded.
+        // This packet ends the handshake. NPL offloads a flow only after its connection tracking has seen the complete
+        // handshake.
         assert_eq!(request(lab, &data()), NEXT);
         assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
         stack_forwards_to_pod(lab, &data());

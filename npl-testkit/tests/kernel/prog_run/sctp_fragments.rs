@@ -58,7 +58,8 @@ fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'
 /// The hash of a slot that [`occupy_slots`] has written; no fragment has this hash.
 const OCCUPIED: u64 = u64::MAX;
 
-/// Occupies every slot of the SCTP reassembly buffer, so that first fragments are translated by their own content.
+/// Occupies every slot of the SCTP reassembly buffer, so that no first fragment is buffered: the program must derive
+/// the packet's length from the first fragment's chunks.
 fn occupy_slots(time: Duration) {
     let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
     for slot in 0..SCTP_FRAGMENTS {

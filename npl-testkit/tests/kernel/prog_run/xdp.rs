@@ -208,7 +208,7 @@ fn random_requests_are_translated_alike_with_and_without_xdp() {
                 _ => {}
             }
             let mut frame = packet.build();
-            // Ethernet pads short frames. The program must keep the padding, and counts it in the bytes.
+            // Ethernet pads short frames. The program must keep the padding, which is included in the byte counter.
             frame.resize(frame.len().max(60), 0x5a);
             Step::Arrives(frame)
         });
