@@ -159,7 +159,7 @@ impl Scene {
             }
             (missing.is_empty() && pods.iter().all(|pod| pod.is_ready)).then_some(())
         };
-        let done = poll::until("an answer of every Pod by every load balancer", LIMIT, complete);
+        let done = poll::until("every Pod to answer through every load balancer", LIMIT, complete);
         assert!(done.is_ok(), "{event}: {done:?}: {missing:?}");
     }
 }

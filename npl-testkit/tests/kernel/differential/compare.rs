@@ -30,7 +30,10 @@ pub(super) struct Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { compared, seen, exceptions } = self;
-        write!(f, "{compared} packets sent with equal results, {seen} received alike by clients and Pods")?;
+        write!(
+            f,
+            "{compared} packets sent with equal results on both Nodes, {seen} frames received by clients and Pods"
+        )?;
         exceptions.iter().try_for_each(|(exception, count)| write!(f, ", {count} {exception:?}"))
     }
 }

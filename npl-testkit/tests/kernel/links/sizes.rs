@@ -38,7 +38,7 @@ fn another_number_of_flows_takes_effect_and_keeps_the_entries() {
     let first = map(&path);
     drop(next);
     let again = open(FLOWS);
-    assert_eq!(map(&path), first, "an unchanged number replaces no map");
+    assert_eq!(map(&path), first, "an unchanged number of flows must not replace the map");
     world.datapath = Some(again);
     world.assert_answers();
 }

@@ -228,7 +228,7 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
     replace_by_smaller(&pins.map(MAP_FLOW_V4));
 
     let next = world.open();
-    assert_eq!(flows(&next), before, "the conntrack entries of the map with another size");
+    assert_eq!(flows(&next), before, "the new map must contain all conntrack entries of the map with another size");
     world.datapath = Some(next);
     assert_eq!(world.datapath().mappings().unwrap(), mappings);
     assert_eq!(world.datapath().retire_predecessors().unwrap(), [0_u32; 0]);

@@ -212,7 +212,7 @@ fn starting_agent_invalidates_entries_of_earlier_agents() {
         map.set(0, Config { epoch: config.epoch - 1, ..config }, 0).unwrap();
         lab.datapath.configure("61000-61100".parse().unwrap(), || 1).unwrap();
         let begun = lab.datapath.tables.config().unwrap().epoch;
-        assert_eq!(begun, config.epoch, "the epoch is the one of the cached entry");
+        assert_eq!(begun, config.epoch, "the new epoch must equal that of the cached entry");
         goes_to(lab, NODE_PORT, other_pod());
     });
 }

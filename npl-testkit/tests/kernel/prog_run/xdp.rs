@@ -149,7 +149,7 @@ fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     let by_tc = lab.run(PROG_INGRESS, &by_xdp.bytes);
     if by_xdp.bytes != frame {
         let expected = Outcome { action: NEXT, bytes: by_xdp.bytes, changes: vec![] };
-        assert_eq!(by_tc, expected, "TC passes frames that XDP translated");
+        assert_eq!(by_tc, expected, "TC must not change frames that XDP has translated");
     }
     Outcome { changes: and(by_xdp.changes, by_tc.changes), ..by_tc }
 }

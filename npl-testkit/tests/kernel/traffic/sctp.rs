@@ -218,7 +218,10 @@ fn assert_fragments_translated(
     let packet = Packet { ethernet: Some(sender.wire.ethernet()), ..packet.clone() };
     send(sender.wire, &pieces(&packet, id, 1400));
     let seen = receive_fragments(receiver.wire, family).unwrap_or_else(|parts| {
-        panic!("of {id:#x} in {family:?}, the {} received only fragments at {parts:?}", receiver.name)
+        panic!(
+            "of packet {id:#x} in {family:?}, the {} received only the fragments at the offsets {parts:?}",
+            receiver.name
+        )
     });
     let (Transport::Sctp(sent), Transport::Sctp(received)) = (&packet.transport, &seen.transport) else {
         panic!("{seen:?}")
