@@ -2,7 +2,7 @@
 //! Tests the trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the
 //! object of `cargo xtask build-ebpf --features trace`.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::env;
 use std::fs;

@@ -48,7 +48,7 @@ fn a_tampered_annotation_of_any_content_is_restored() {
             world.annotations.wait_for(pod, LIMIT, |value| value == Some(&right)).unwrap();
         }
     }
-    // The change of the Service shows that the agent still watches Services.
+    // The agent's reaction to the change of the Service shows that the agent still watches Services.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     for pod in &pods {
         world.annotations.wait_for(pod, LIMIT, |value| value.is_none()).unwrap();

@@ -15,9 +15,9 @@ use serde_json::json;
 use crate::families::{assert_served, create_dual_stack_pod, world_with_service};
 use crate::world::{LIMIT, World};
 
-/// The Node's addresses on a device above the uplink.
+/// The Node's addresses on a VLAN or macvlan device on top of the uplink.
 const NODE_ABOVE: [&str; 2] = ["198.18.100.10", "fd00:18:100::10"];
-/// The client's addresses on a device above its end of the uplink.
+/// The client's addresses on a VLAN or macvlan device on top of the client's device.
 const CLIENT_ABOVE: [&str; 2] = ["198.18.100.2", "fd00:18:100::2"];
 
 /// Creates a Node with an agent and with a Pod that is served in both families. Returns the Node and the Pod's
@@ -30,7 +30,8 @@ fn served() -> (World, Vec<Entry>) {
     (world, entries)
 }
 
-/// Returns requests to the entries' node ports, with other node addresses and from `client`.
+/// Returns requests from the addresses `client` to the entries' node ports at the addresses `node`, which replace the
+/// entries' own node addresses.
 fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Request> {
     let of =
         |entry: &Entry, texts: [&str; 2]| -> IpAddr { texts[usize::from(entry.node_ip.is_ipv6())].parse().unwrap() };
@@ -43,7 +44,7 @@ fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Reques
     entries.iter().map(request).collect()
 }
 
-/// Returns requests from the client of the topology, with these node addresses.
+/// Returns requests from the client of the topology to the entries' node ports at these node addresses.
 fn from_afar(world: &World, entries: &[Entry], node: [&str; 2]) -> Vec<Request> {
     let client = world.topology.client().addresses;
     requests(entries, node, [&client.v4.to_string(), &client.v6.to_string()])
@@ -119,7 +120,8 @@ fn add_device_above(world: &World) -> &'static str {
         node.ip("link add link eth0 name eth0.100 type macvlan mode bridge").unwrap();
         "eth0"
     };
-    // Without this setting, other devices would answer ARP requests for the address as well.
+    // Without this setting, other devices of the same network namespace would answer ARP requests for the new address
+    // as well.
     node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
     for (netns, device, [v4, v6]) in [(client, client_device, CLIENT_ABOVE), (node, "eth0.100", NODE_ABOVE)] {
         let lines = format!("addr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad");
@@ -168,7 +170,7 @@ fn added_addresses_of_both_families_are_served_until_they_are_removed() {
     wait_until_served(&world, &requests);
 }
 
-/// Starts one transfer to the Pod per family, which lasts longer than the changes that the test then makes.
+/// Starts one transfer to the Pod per family. A transfer takes longer than the changes that the test makes meanwhile.
 fn transfers(world: &World, entries: &[Entry]) -> Vec<Transfer> {
     let client = &world.topology.client().netns;
     let start = |entry: &Entry| Transfer::start(client, entry.address(), Direction::Upload, 4 << 20, 1 << 20).unwrap();
@@ -277,8 +279,8 @@ fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
-    // These rules do not affect the replies of Pods, so the agent must not report them. When the new address is served,
-    // the agent has read these rules too.
+    // The agent must not report these two rules: neither gives a Pod a routing table other than `main`. The new address
+    // shows that the agent has read the rules, because the agent reads addresses and rules together.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();

@@ -20,12 +20,12 @@ const OWN_MACHINE: &str = "npl.guest=1";
 /// The shortest token lifetime that the API server accepts.
 const TOKEN_SECONDS: i64 = 600;
 
-/// A jump forward in seconds, by more than the lifetime of a token.
+/// A jump of the clock forward, in seconds: more than the lifetime of a token.
 const FORTH: i64 = 1800;
 
-/// A jump backward in seconds. The test jumps forward by [`FORTH`] first, so after both jumps, the clock is half an
-/// hour before the test's start. An earlier time is not possible, because the API server's certificate is valid only
-/// from one hour before its creation.
+/// A jump of the clock backward, in seconds. The test jumps forward by [`FORTH`] first, so after both jumps, the clock
+/// is half an hour before the test's start. An earlier time is not possible, because the API server's certificate is
+/// valid only from one hour before its creation.
 const BACK: i64 = -3600;
 
 /// The agent's log message about a rejected token.

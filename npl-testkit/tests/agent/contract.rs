@@ -50,8 +50,8 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let server = world.address("web-0", Protocol::Tcp);
     let client = world.topology.client().netns.clone();
     let relabel = json!({"metadata": {"labels": {"app": "other"}}});
-    // The agent withdraws the port after this time. Even on a slow machine, the test must therefore see no refusal
-    // within the drain time from now, and no reuse within drain and quarantine together.
+    // The agent withdraws the port later than `before`. Measured from `before`, the port is therefore not refused
+    // within the drain time, and not reused within drain time and quarantine together, even on a slow machine.
     let before = Instant::now();
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
@@ -116,7 +116,8 @@ fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_
 
 #[test]
 fn a_port_with_traffic_for_its_previous_pod_is_reused_last() {
-    // The range has room for four Pods with two ports each, because a removed mapping counts as traffic too.
+    // The removal of a mapping counts as traffic to its port. The range therefore has eight ports, so that each of the
+    // four Pods can get two ports that no earlier Pod has had.
     let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61007"]);
     world.create_service();
     world.enable_service();

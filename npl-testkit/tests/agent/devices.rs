@@ -145,7 +145,8 @@ fn a_configured_device_that_is_absent_or_disappears_is_logged() {
     assert_eq!(world.agent_log().matches(told).count(), 2, "{}", world.agent_log());
 }
 
-/// Returns the hook that translates requests on the uplink according to `status`, and the reason.
+/// Returns what `status` reports for the uplink: the hook at which requests are translated, and the reason for the
+/// choice of this hook.
 pub(crate) fn place(world: &World) -> [String; 2] {
     let status = world.agent_options(&[]).command_json("status").unwrap();
     ["requests", "reason"].map(|field| status["devices"][0][field].as_str().unwrap_or_default().to_owned())

@@ -54,7 +54,8 @@ impl Bystander {
 }
 
 impl World {
-    /// Waits until the watch of Pods has failed to connect `times` times. The duration depends on the back-off only.
+    /// Waits until the watch of Pods has failed to connect `times` times. How long this takes depends only on the
+    /// agent's back-off.
     fn wait_for_unreachable(&mut self, times: u64) {
         const LABELS: &str = r#"npl_watch_errors_total{subject="pods",kind="unreachable"} "#;
         let limit = LIMIT + Duration::from_mins(2);
@@ -125,8 +126,8 @@ fn interrupted_watches_miss_no_change() {
     bystander.end(&world);
 }
 
-/// TCP keep-alive does not detect this fault: a proxy whose API server has disappeared still acknowledges the agent's
-/// TCP segments.
+/// A proxy whose API server has disappeared still acknowledges the agent's TCP segments, so TCP keep-alive does not
+/// detect this fault. The agent must detect it and open new connections.
 #[test]
 fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
     let mut world = World::behind_proxy(&[]);

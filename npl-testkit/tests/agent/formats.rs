@@ -23,7 +23,8 @@ fn published(domain: &str, flags: &[&str]) -> String {
     let (annotations, _) = poll::until("the annotation", LIMIT, annotations).unwrap();
     let value = annotations.get(domain).unwrap().as_str().unwrap().to_owned();
     assert_eq!(annotations.as_object().unwrap().len(), 1, "the Pod has more than one annotation: {annotations}");
-    // `Entry::parse` also verifies that both consumers read the same members from the annotation.
+    // `Entry::parse` also verifies that the models of both consumers, AKO and F5 CIS, read the same pool members from
+    // the annotation.
     for entry in Entry::parse(&value).unwrap() {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }
@@ -65,7 +66,8 @@ fn merged_protocols_are_one_element_with_one_node_port_that_serves_both() {
     world.assert_served("web-0");
 }
 
-/// SCTP must be enabled, because consumers that ignore the protocol would use an SCTP port as a TCP port.
+/// SCTP is served only if `--protocols` names it, because consumers that ignore the protocol in the annotation would
+/// use an SCTP node port as a TCP node port.
 #[test]
 fn sctp_is_served_and_published_when_enabled() {
     let mut world = World::with_agent(&["--protocols", "tcp,udp,sctp"]);

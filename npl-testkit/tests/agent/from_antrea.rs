@@ -17,8 +17,8 @@ use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 const MIB: u64 = 1024 * 1024;
 const PODS: [&str; 2] = ["web-0", "web-1"];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-/// Requests per second. A handshake of which the mapping is written between the SYN and the SYN-ACK may be reset; at this
-/// rate, the load has such a handshake in less than one of a thousand runs.
+/// Requests per second. A handshake may be reset if its mapping is written between its SYN and its SYN-ACK. At this
+/// rate, this happens in less than one of a thousand runs.
 const RATE: u32 = 50;
 /// The first node port of the range.
 const FIRST_PORT: u16 = 61000;
@@ -46,7 +46,8 @@ fn annotate(world: &World, pod: &str, value: &str) {
     world.cluster.client().merge_patch(&path, &patch).unwrap();
 }
 
-/// Creates a Node with two Pods whose node ports Antrea's agent serves. The table of the CNI also masquerades Pods.
+/// Creates a Node with two Pods whose node ports Antrea's agent serves. The Node also has nftables rules that
+/// masquerade Pods, like those of a CNI.
 fn world_with_antrea(format: Format) -> (World, Antrea) {
     let mut world = World::new();
     world.topology.node().nft(MASQUERADE).unwrap();
@@ -124,7 +125,9 @@ fn wait_for_answers(load: &Load, step: &str) {
 /// Migrates in the documented order. `rewrites` is the number of times that the agent writes each annotation.
 fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let (mut world, antrea) = world_with_antrea(format);
-    // Only offload needs this setting, which could hide packets that NPL takes from a connection of Antrea's rules.
+    // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, it would hide an error: if
+    // NPL translated some packets of a connection of Antrea's rules, strict conntrack would reject the other packets of
+    // the connection as out of window.
     world.topology.node().set_liberal_tracking(flags.contains(&"offload")).unwrap();
     let ports = PODS.map(|pod| world.wait_for_entries(pod, 2));
     let before = written(&world);
@@ -163,7 +166,8 @@ fn a_migration_from_antrea_1_7_loses_nothing_and_writes_nothing() {
     migrate(Format::V1_7, &[], 0);
 }
 
-/// The agent publishes the default format of NPL, so it writes each annotation once. The node ports do not change.
+/// The annotations have the format of Antrea 2.6. The agent publishes NPL's default format, so it writes each
+/// annotation once. The node ports do not change.
 #[test]
 fn a_migration_from_antrea_2_6_with_redirect_loses_nothing_and_adds_fields() {
     migrate(Format::V2_6, &["--forwarding", "redirect"], 1);
@@ -180,7 +184,7 @@ fn a_migration_from_antrea_1_4_with_xdp_loses_nothing_and_adds_a_field() {
 }
 
 /// Antrea's agent still runs: its sockets hold the node ports, and it replaces each annotation that differs from its
-/// own. Clients that use its node ports lose nothing, and the agent says what is wrong.
+/// own. NPL's agent must report both problems, and every request to Antrea's node ports must be answered.
 #[test]
 fn an_agent_beside_antrea_reports_the_sockets_and_the_other_writer_and_loses_nothing() {
     let (mut world, antrea) = world_with_antrea(Format::V1_7);
@@ -189,7 +193,8 @@ fn an_agent_beside_antrea_reports_the_sockets_and_the_other_writer_and_loses_not
     let own = antrea::annotation(Format::V1_7, world.node_ip(), &mappings(&world, 0));
     world.start_agent(&[]);
     world.wait_for_log("another process has bound this port");
-    // Each value of NPL is replaced, until NPL reports the other writer.
+    // In the role of Antrea's agent, the test replaces each annotation value of NPL, until NPL reports the other
+    // writer.
     let contested = "keeps changing the annotation";
     poll::until("the report of the other writer", LIMIT, || {
         let value = world.cluster.pod_annotation(NAMESPACE, "web-0").unwrap();

@@ -19,7 +19,7 @@ const AGENT_NAMESPACE: &str = "npl-system";
 /// A text in environment variables, labels and annotations, which must not be in a support archive.
 const CANARY: &str = "4d2c-canary";
 
-/// Creates a folder with the script `kubectl` and the plug-in, for the beginning of the PATH.
+/// Creates a folder with the script `kubectl` and the plug-in. The tests put this folder at the beginning of `PATH`.
 fn programs(world: &World) -> PathBuf {
     let folder = world.run.file("bin");
     fs::create_dir(&folder).unwrap();
@@ -79,7 +79,8 @@ fn create_agent_pod_on(world: &World, node: &str, name: &str, state: &Value) {
     world.cluster.client().merge_patch(&format!("{pods}/{name}/status"), &status).unwrap();
 }
 
-/// Creates the Pod of a replica of the feed, and its answer with a member at this node port.
+/// Creates the Pod of a replica of the feed, and the file with the answer that the script `kubectl` gives for this
+/// replica: one member at this node port.
 fn create_replica(world: &World, name: &str, node_port: u16) {
     let labels = json!({"app.kubernetes.io/name": "npl", "app.kubernetes.io/component": "feed"});
     let pod = json!({
@@ -157,7 +158,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
     assert!(code == 2 && refused.contains("no agent's Pod is on Node node-9"), "{code} {refused}");
     assert_eq!(run(&["check"]), (0, "Every annotation matches its Services and its Node.\n".to_owned()));
 
-    // The command must show the chains of other Nodes although this Node has no agent.
+    // The new Pod is on Node `node-2`, where no agent runs. `why` must still examine the Pods on the other Node.
     world.cluster.create_pod(&PodObject::new(NAMESPACE, "far", "node-2", "web")).unwrap();
     let (code, chain) = run(&["why", "service/shop/web"]);
     let missing = "the Pods on Node node-2 are not examined: no agent's Pod is on this Node";

@@ -34,7 +34,8 @@ fn local_clients_are_served_with_and_without_a_running_agent() {
     poll::until("the detachment of the programs", LIMIT, is_refused).unwrap();
 }
 
-/// The programs may be missing because an administrator has detached them, or because the cgroup was recreated.
+/// The programs may be missing from the cgroup because an administrator has detached them, or because the cgroup was
+/// recreated. The agent must attach them again at its next resync.
 #[test]
 fn detached_cgroup_programs_are_reattached_at_the_next_resync() {
     let (mut world, cgroup) = World::with_local_clients(&["--resync", "1s"]);

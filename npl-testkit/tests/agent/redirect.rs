@@ -67,7 +67,8 @@ fn tc(device: &Device, line: &str) {
     device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
-/// The agent reacts to the kernel's notification of the change, long before the next resync.
+/// The kernel notifies the agent when the rate limit (a qdisc) is added or removed, so the agent reacts long before the
+/// next resync.
 #[test]
 fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
@@ -81,7 +82,8 @@ fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     world.assert_served("web-0");
 }
 
-/// The agent reacts to the kernel's notification of the change, long before the next resync.
+/// The kernel notifies the agent when a third-party TC filter is added or removed, so the agent reacts long before the
+/// next resync.
 #[test]
 fn a_pod_device_with_a_third_party_filter_uses_the_stack_until_the_filter_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
@@ -98,8 +100,8 @@ fn a_pod_device_with_a_third_party_filter_uses_the_stack_until_the_filter_is_rem
     world.assert_served("web-0");
 }
 
-/// The kernel sends no notification when a BPF link is added or removed, so the agent detects the change at the next
-/// resync.
+/// The kernel sends no notification when a BPF link is added or removed, so the agent detects a third-party program
+/// on a Pod's device only at the next resync.
 #[test]
 fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_removed() {
     let (world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "1s"]);
@@ -114,7 +116,8 @@ fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_r
     world.assert_served("web-0");
 }
 
-/// The test adds the rules of a policy engine while the agent runs, and removes them again.
+/// The test adds a rule chain of Calico while the agent redirects. The agent must then forward through the stack, until
+/// it is restarted with `--ignore-network-policy`.
 #[test]
 fn redirect_is_refused_beside_a_policy_engine_unless_network_policy_is_ignored() {
     let flags = ["--forwarding", "redirect", "--resync", "1s"];

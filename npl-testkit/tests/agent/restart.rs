@@ -176,6 +176,7 @@ fn changes_while_no_agent_runs_are_applied_at_the_next_start() {
 }
 
 /// While the agents of all Nodes are replaced, the load balancer keeps a removed member, as AKO does for up to 21 s.
+/// Requests to this member must not reach another Pod.
 #[test]
 fn a_member_that_a_load_balancer_keeps_across_a_restart_leads_to_no_other_pod() {
     let mut world = World::with_agent(&["--quarantine", "10m", "--port-range", "61000-61005"]);

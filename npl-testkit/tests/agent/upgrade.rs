@@ -16,7 +16,7 @@ use npl_testkit::traffic::{Direction, Load, Transfer};
 use crate::world::{LIMIT, World};
 
 const MIB: u64 = 1024 * 1024;
-/// Upgrades and rollbacks of one test.
+/// The number of upgrades in one test. A rollback follows each upgrade except the last.
 const ROUNDS: usize = 5;
 const PODS: [&str; 2] = ["web-0", "web-1"];
 

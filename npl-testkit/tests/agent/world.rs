@@ -59,7 +59,7 @@ impl World {
         let annotations = cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
         let world =
             Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run };
-        // An agent that starts before the API server applies the rules may exit.
+        // Wait until the API server applies the agent's RBAC rules, because an agent that starts earlier may exit.
         for resource in ["pods", "services", "nodes"] {
             world.wait_for_decision(("watch", "", resource), true);
         }

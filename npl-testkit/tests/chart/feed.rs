@@ -57,7 +57,7 @@ const FIELDS: &[Case] = &[
         pod!("/spec/volumes/0/secret"),
         r#"{"secretName":"s","items":[{"key":"k","path":"token"}]}"#,
     ),
-    // Text must stay text, although YAML would read it as a number.
+    // A name that looks like a number must be rendered as a YAML string.
     case(
         &[("feed.tokenSecret.name", "\"1\""), ("feed.tokenSecret.key", "\"2\"")],
         DEPLOYMENT,
@@ -200,7 +200,7 @@ fn a_digest_takes_precedence_over_the_tag_of_the_feed() {
     assert_eq!(deployment.pointer(container!("/image")).unwrap(), &json!(format!("localhost/npl-feed@{digest}")));
 }
 
-/// Prometheus has no client certificate, so it could not scrape a feed that requires one.
+/// The chart creates no `PodMonitor` for a feed that requires client certificates, because Prometheus has none.
 #[test]
 fn a_feed_that_asks_for_client_certificates_is_not_scraped() {
     let scraped = [ENABLED, ("metrics.enabled", "true"), ("metrics.podMonitor.enabled", "true")];
@@ -209,7 +209,8 @@ fn a_feed_that_asks_for_client_certificates_is_not_scraped() {
     assert_eq!(find(&rendered(&[&scraped[..], &tls].concat()), POD_MONITOR.0, POD_MONITOR.1), None);
 }
 
-/// A change of a selector would make every upgrade fail, because the API server rejects it.
+/// No chart value may change the selector of the feed's Deployment: the API server would reject an upgrade that changes
+/// a selector.
 #[test]
 fn no_value_changes_the_selector_of_the_feed() {
     let selector = |objects: &[Value]| find(objects, DEPLOYMENT.0, DEPLOYMENT.1).unwrap()["spec"]["selector"].clone();

@@ -135,7 +135,7 @@ fn helm_installs_upgrades_rolls_back_and_uninstalls(world: &World) {
     assert_eq!(variable("NPL_DRAIN"), None);
     assert!(!world.objects().contains("podmonitor"), "{}", world.objects());
     assert!(!world.objects().contains("npl-feed"), "{}", world.objects());
-    // The hook is skipped: no controller runs in this test, so the hook's Job would never finish.
+    // The uninstall hook is skipped: no controller runs in this test, so the hook's Job would never finish.
     world.helm(&["uninstall", "npl", "--no-hooks"]);
     // Wait, because the API server deletes dependent objects in the background, after Helm has returned.
     poll::until("the objects to be deleted", LIMIT, || world.objects().is_empty().then_some(())).unwrap();

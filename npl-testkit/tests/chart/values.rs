@@ -273,8 +273,8 @@ impl Case {
     fn goes_with(&self, other: &Self) -> bool {
         let is_alone = |case: &Self| case.set.iter().any(|(path, _)| ALONE.contains(path));
         let is_below = |a: &str, b: &str| a.starts_with(b) || b.starts_with(a);
-        // Cases of one part go together only if they enable the part in the same way, because values of a disabled part
-        // have no effect.
+        // A case that disables a part of the chart must not be rendered together with a case that sets a value of this
+        // part, because the value would have no effect.
         let scope = |path: &'static str, json: &str| {
             if json == "false" { path.trim_end_matches("enabled") } else { path }
         };
@@ -430,7 +430,10 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
         let namespace = metadata["namespace"].as_str();
         assert_eq!(namespace, (!CLUSTER_SCOPED.contains(&kind)).then_some("elsewhere"), "{kind} {}", metadata["name"]);
     }
-    assert!(!text.contains("npl-system"), "a name of the default namespace is fixed");
+    assert!(
+        !text.contains("npl-system"),
+        "the release is in another namespace, but the namespace of the manifest is rendered"
+    );
 }
 
 /// On `OpenShift`, the default security context constraints would reject a hook with a fixed user ID.
@@ -445,7 +448,8 @@ fn the_hook_sets_no_user_id_on_openshift() {
     assert_eq!((&usual["runAsNonRoot"], &openshift["runAsNonRoot"]), (&json!(true), &json!(true)));
 }
 
-/// A change of a selector would make every upgrade fail, because the API server rejects it.
+/// No chart value may change the selector of the DaemonSet: the API server would reject an upgrade that changes a
+/// selector.
 #[test]
 fn no_value_changes_the_selector() {
     let set = [("commonLabels", r#"{"a":"b"}"#), ("podLabels", r#"{"a":"b"}"#)];

@@ -27,7 +27,8 @@ enum Published {
 const KINDS: [(&str, Published); 8] = [
     ("headless", Published::Mapped(&[true])),
     ("load-balancer", Published::Mapped(&[true])),
-    // A Service of type NodePort already has a port on every Node, so NPL, like Antrea, does not publish it.
+    // A Service of type NodePort already has a port on every Node, so NPL, like Antrea, publishes no node ports for its
+    // Pods.
     ("node-port", Published::Nothing),
     ("only-ipv4", Published::Mapped(&[true])),
     ("only-ipv6", Published::Mapped(&[false])),

@@ -19,7 +19,7 @@ pub(crate) const NAMESPACE: &str = "busy";
 const PORTS: [Port; 2] =
     [Port { target: 8080, protocol: Protocol::Tcp }, Port { target: 5300, protocol: Protocol::Udp }];
 
-/// The members of one Pod: one per protocol and family.
+/// The number of members that the balancer has for each Pod: one per protocol and family.
 const MEMBERS: usize = 4;
 
 /// Requests per second, less than a third of the rate that two idle processors sustain with 40 Pods.
@@ -80,7 +80,7 @@ impl Under {
     }
 }
 
-/// Returns the Pods under load that no test replaces.
+/// Returns the Pods under load that are not terminating.
 pub(crate) fn pods(world: &World) -> Vec<Pod> {
     world.pods(NAMESPACE, "load=yes")
 }

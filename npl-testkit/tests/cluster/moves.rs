@@ -10,7 +10,7 @@ use npl_testkit::poll;
 use crate::load::{self, NAMESPACE, Under};
 use crate::world::{LIMIT, World};
 
-/// The number of Pods of the workload that is scaled up.
+/// The number of Pods to which the workload `elastic` is scaled.
 const MANY: usize = 40;
 
 /// The delay of a load balancer that collects changes before it applies them. The delay is shorter than the time for
@@ -57,7 +57,8 @@ pub(crate) fn scale(world: &World, count: usize) {
 pub(crate) fn forty_pods_are_created_and_deleted(world: &mut World) {
     let report = Under::default().load(world, |world| {
         scale(world, MANY);
-        // The deletion waits until every Pod has received a request.
+        // Delete the Pods only after every Pod is ready and has an annotation, so that the balancer can send requests
+        // to all of them.
         let annotated = || {
             let pods = load::pods(world);
             pods.iter().all(|pod| pod.is_ready && pod.annotation.is_some()).then_some(())

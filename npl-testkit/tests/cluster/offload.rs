@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests `--forwarding offload`: most packets of an established flow bypass the Node's stack, as long as the stack
-//! forwards the packets that do not.
+//! forwards the remaining packets of the flow.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -68,7 +68,7 @@ pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(w
     }
 }
 
-/// Returns the address of the Pod's mapping for TCP.
+/// Returns the node address and node port of the Pod's TCP mapping in one IP family.
 fn server(world: &World, pod: &Pod, is_ipv4: bool) -> SocketAddr {
     let entries = world.entries(&pod.name, PORTS);
     let mut of_tcp = entries.iter().filter(|entry| entry.protocol == Protocol::Tcp).map(Entry::address);

@@ -10,7 +10,7 @@ use crate::load::{self, Under};
 use crate::network_policy;
 use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 
-/// The agent's image in the manifest, and under the name of another release.
+/// The agent's image in the manifest, and the same image under the name of another release.
 const IMAGE: &str = "localhost/npl-agent:0.1.0";
 const NEXT_IMAGE: &str = "localhost/npl-agent:next";
 

@@ -39,12 +39,12 @@ impl Counters {
     }
 }
 
-/// Returns the change of a reason's counter by one.
+/// Returns the counter change that one packet with this reason causes.
 pub(crate) fn reason(reason: Reason) -> Vec<Change> {
     vec![(reason.name().to_owned(), 1)]
 }
 
-/// Returns the changes by one translated request of `bytes`.
+/// Returns the counter changes that one translated request of `bytes` bytes causes.
 pub(crate) fn request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("request_bytes", bytes as u64), ("request_packets", 1)])
 }
@@ -59,7 +59,7 @@ pub(crate) fn establishing_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// Returns the changes by one translated reply of `bytes`.
+/// Returns the counter changes that one translated reply of `bytes` bytes causes.
 pub(crate) fn reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }

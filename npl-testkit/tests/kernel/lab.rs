@@ -301,8 +301,8 @@ impl Lab {
         self.entry_at(id, half_open::slot(hash(id)))
     }
 
-    /// Returns the entry of the scene's handshake in the half-open cache. Its key contains the number that acknowledges
-    /// the SYN or INIT.
+    /// Returns the half-open cache's entry for the handshake of a flow with the initial sequence numbers or tags of
+    /// `prog_run::scene`. The entry's key contains the number that acknowledges the SYN or INIT.
     pub(crate) fn handshake(&mut self, id: FlowId) -> Option<u64> {
         let key = handshake_key(id);
         self.entry_of(id, half_open::handshake_slot(key), key)
@@ -321,12 +321,13 @@ impl Lab {
         self.slots(id).set(half_open::slot(hash(id)), entry, 0).unwrap();
     }
 
-    /// Overwrites the slot of the scene's handshake.
+    /// Overwrites the slot of the half-open cache for the handshake that [`Self::handshake`] describes.
     pub(crate) fn set_handshake(&mut self, id: FlowId, entry: u64) {
         self.slots(id).set(half_open::handshake_slot(handshake_key(id)), entry, 0).unwrap();
     }
 
-    /// Empties the slots of the scene's handshake, as if a SYN flood had overwritten them.
+    /// Empties the half-open cache's slots for the handshake that [`Self::handshake`] describes, as if a SYN flood had
+    /// overwritten them.
     pub(crate) fn forget_handshake(&mut self, id: FlowId) {
         let reply_key = conntrack::reply_key(hash(id), numbers(id).1);
         for key in [handshake_key(id), reply_key] {
@@ -344,7 +345,7 @@ impl Lab {
         self.fragments(family).set(slot, record, 0).unwrap();
     }
 
-    /// Makes all fragment tracking records older, in units of about one second.
+    /// Makes all fragment tracking records older by `units`, each of about one second.
     pub(crate) fn age_fragment_records(&mut self, family: Family, units: u64) {
         for (slot, record) in self.fragment_records(family) {
             self.set_fragment_record(family, slot, fragment::aged(record, units));
@@ -398,7 +399,7 @@ fn numbers(id: FlowId) -> (u32, u32) {
     }
 }
 
-/// Returns the hash of the scene's handshake.
+/// Returns the key of the handshake that [`Lab::handshake`] describes.
 fn handshake_key(id: FlowId) -> u64 {
     conntrack::handshake_key(hash(id), numbers(id).0)
 }

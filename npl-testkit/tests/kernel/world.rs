@@ -281,7 +281,7 @@ impl World {
     #[track_caller]
     pub(crate) fn wait_until_refused(&self) {
         let is_refused = || traffic::tcp_connect(self.client(), self.frontend()).is_err().then_some(());
-        poll::until("the end of the programs", DETACH_LIMIT, is_refused).unwrap();
+        poll::until("the kernel to detach the programs", DETACH_LIMIT, is_refused).unwrap();
     }
 
     /// Waits until no client and no Pod has a TCP connection. The end of a connection takes longer than the request: a

@@ -19,7 +19,7 @@ pub(crate) const CLIENTS: u32 = 4;
 /// Requests per second of all clients of a load balancer.
 const RATE: u32 = 80;
 
-/// The requests of one event.
+/// The results of the requests during one event, such as a rollout.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     /// The number of answers by Pod.
@@ -72,7 +72,7 @@ impl Load {
         self.shared.lock().unwrap().1.clone()
     }
 
-    /// Returns the requests since the last call, and starts to record anew.
+    /// Returns the requests since the last call of this function, and clears the record.
     pub(crate) fn take(&self) -> Seen {
         let (_start, seen) = std::mem::replace(&mut *self.shared.lock().unwrap(), (Instant::now(), Seen::default()));
         seen

@@ -19,7 +19,7 @@ use crate::moves::{drain, scale};
 use crate::restarts::interrupt_the_api_server;
 use crate::world::{self, AGENT_NAMESPACE, World};
 
-/// The number of Pods of the workload that is scaled up.
+/// The number of Pods to which the workload `elastic` is scaled.
 const MANY: usize = 40;
 
 /// The number of agents and of replicas of the feed.

@@ -23,8 +23,8 @@ const FEED: &str = "deploy/npl-feed.yaml";
 /// The port of the first load balancer; each further load balancer has the next port.
 const FIRST_PORT: u16 = 8000;
 
-/// The time between two lists of the Service's Pods. Every Pod that answers exists for longer, so that it appears in a
-/// list.
+/// The time between two lists of the Service's Pods. Every Pod that answers exists for longer than this time, so it
+/// appears in at least one list.
 const LIST_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The shortest time after which Caddy gives up a request: 16 retries (`lb_retries`) at intervals of 50 ms
@@ -89,8 +89,8 @@ impl Scene {
     }
 
     /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Without a replica, each client of
-    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address for each new
-    /// connection to a Pod. The other load balancers keep the addresses and must lose no request.
+    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address in the feed's DNS
+    /// for each new connection to a Pod. The other load balancers keep the addresses and must lose no request.
     pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
         let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
         let most = |name: &str, took| {
@@ -119,7 +119,8 @@ impl Scene {
             println!("        {name}: {seen}");
             let wrong: Vec<_> = seen.answers.keys().filter(|pod| !known.contains(*pod)).collect();
             if !wrong.is_empty() {
-                self.failures.push(format!("{event}, {name}: answered by Pods of no or another Service: {wrong:?}"));
+                self.failures
+                    .push(format!("{event}, {name}: answered by Pods that the Service has not had: {wrong:?}"));
             }
             let (lost, most) = (seen.lost.len() as u128, most(name, took));
             if lost > most {
@@ -158,7 +159,7 @@ impl Scene {
             }
             (missing.is_empty() && pods.iter().all(|pod| pod.is_ready)).then_some(())
         };
-        let done = poll::until("an answer of every Pod by every load balancer", LIMIT, complete);
+        let done = poll::until("every Pod to answer through every load balancer", LIMIT, complete);
         assert!(done.is_ok(), "{event}: {done:?}: {missing:?}");
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the frames that the endpoints of both Nodes receive, except for the allowed differences.
+//! Compares the frames that client and Pods receive through the Node with NPL with those that they receive through the
+//! Node with the kernel's NAT, except for the allowed differences.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +30,10 @@ pub(super) struct Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { compared, seen, exceptions } = self;
-        write!(f, "{compared} packets sent with equal results, {seen} received alike by clients and Pods")?;
+        write!(
+            f,
+            "{compared} packets sent with equal results on both Nodes, {seen} frames received by clients and Pods"
+        )?;
         exceptions.iter().try_for_each(|(exception, count)| write!(f, ", {count} {exception:?}"))
     }
 }

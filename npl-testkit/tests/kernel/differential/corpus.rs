@@ -21,8 +21,8 @@ use crate::oracle::PROTOCOLS;
 pub(super) struct Case {
     connections: Vec<Connection>,
     single_packets: Vec<SinglePacket>,
-    /// For each step, the index of the queue from which the step is taken. Steps that remain at the end follow queue by
-    /// queue.
+    /// The order of the steps: each element is the index of the connection or single packet whose next step follows.
+    /// The steps that remain after the last element follow in the order of the connections and single packets.
     schedule: Vec<u8>,
 }
 

@@ -273,8 +273,8 @@ impl TestNode {
         self.settle()
     }
 
-    /// Sends a marker to the first Pod and another one back. One processor handles all packets in order, so every
-    /// earlier packet, including re-injected ones, has arrived before the markers.
+    /// Sends a marker from the client to the first Pod, and a marker from this Pod to the client. One processor handles
+    /// all packets in order, so every earlier packet, including re-injected ones, has arrived before the markers.
     fn settle(&mut self) -> Received {
         self.markers += 1;
         let mut received = Received::default();

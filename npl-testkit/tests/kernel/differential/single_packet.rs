@@ -65,7 +65,8 @@ impl SinglePacket {
                 (Endpoint::Client, self.packet(client, mapped, SYN))
             }
         };
-        // Each packet has its own identification, because a corrupted packet may become a fragment.
+        // Each corrupted packet has its own identification, because the corruption may turn the packet into a fragment,
+        // which must not match the fragments of another packet.
         let identification =
             if matches!(self.kind, Kind::Corrupted { .. }) { client.port() } else { self.fields.identification };
         let mut frames = PacketFields { identification, ..self.fields.clone() }.frames(&packet, from);

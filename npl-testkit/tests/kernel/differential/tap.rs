@@ -87,7 +87,7 @@ impl Tap {
         assert_eq!(
             metadata.tp_status & CHECKSUM_PENDING,
             0,
-            "checksum offload is disabled on all devices: {bytes:02x?}"
+            "a frame has no computed checksum although checksum offload is disabled on all devices: {bytes:02x?}"
         );
         Some(Frame { bytes, tag: (metadata.tp_status & TAGGED != 0).then_some(metadata.tp_vlan_tci) })
     }

@@ -369,9 +369,10 @@ fn fragments(scene: &Scene) -> Vec<Step> {
     as_one_step(&mut steps)
 }
 
-/// Datagrams that reuse an identification: their last fragment matches the record of the previous datagram, and is not
-/// saved. There are so many datagrams that some share a slot, with another datagram or with the other hook's record of
-/// the same datagram.
+/// Pairs of datagrams with the same identification. The last fragment of the second datagram, which is sent first,
+/// matches the fragment tracking record of the first datagram, so NPL translates this fragment immediately and saves no
+/// copy. There are so many datagrams that some records share a slot: those of two datagrams, or those that two hooks
+/// write for one datagram.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
         [Order::Ascending, Order::Descending].map(|order| {

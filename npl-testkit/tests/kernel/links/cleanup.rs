@@ -168,7 +168,7 @@ fn dry_run_on_a_node_without_kernel_state_lists_nothing() {
     assert!(!bpffs.path().join(PIN_ROOT).exists());
 }
 
-/// A crash of the agent or of the cleanup can leave any part of the objects.
+/// A crash of the agent or of the cleanup can leave any subset of NPL's pins.
 #[test]
 fn dry_run_is_exact_after_a_crash_left_half_of_the_objects() {
     for (remainder, with_filters) in [(0, false), (1, false), (0, true), (1, true)] {
@@ -176,7 +176,8 @@ fn dry_run_is_exact_after_a_crash_left_half_of_the_objects() {
         if with_filters {
             world.use_filters();
         }
-        // Without TCX, NPL has added the qdisc itself, and the record of this is a directory, which stays.
+        // Without TCX, NPL has added the qdisc itself, and has recorded this by a directory, which the test does not
+        // remove.
         let is_added_by_npl = world.datapath().hooks.mechanism() != "tcx";
         world.datapath = None;
         let files = paths(&world).into_iter().filter(|path| path.is_file());

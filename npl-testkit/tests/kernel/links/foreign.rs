@@ -58,9 +58,10 @@ fn third_party_programs_before_npls_that_continue_the_chain_change_nothing() {
     world.assert_answers();
 }
 
-/// NPL's program does not run, and the host answers instead of the Pod. Neither `status` nor the log shows this fault,
-/// because NPL's programs are attached and the kernel does not report whether a program runs. Only the mappings'
-/// request counters reveal the fault: they stay at zero.
+/// A program that runs before NPL's at ingress ends the chain, so NPL's program does not run, and the host answers
+/// instead of the Pod. Neither `status` nor the log shows this fault, because NPL's programs are attached and the
+/// kernel does not report whether a program runs. Only the mappings' request counters reveal the fault: they stay at
+/// zero.
 #[test]
 fn third_party_program_that_ends_the_chain_before_npls_bypasses_request_translation() {
     let world = World::new(1);
@@ -76,8 +77,8 @@ fn third_party_program_that_ends_the_chain_before_npls_bypasses_request_translat
     world.assert_answers();
 }
 
-/// Requests reach the Pod, but its replies leave untranslated, and clients drop them. Mappings that count requests but
-/// no replies reveal this fault.
+/// A program that runs before NPL's at egress ends the chain. Requests reach the Pod, but the Pod's replies leave
+/// untranslated, and clients drop them. Mappings that count requests but no replies reveal this fault.
 #[test]
 fn third_party_program_that_ends_the_chain_before_npls_bypasses_reply_translation() {
     let world = World::new(1);

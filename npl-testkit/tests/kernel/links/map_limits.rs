@@ -34,8 +34,8 @@ fn full_next_hop_map_of_one_family_does_not_affect_the_other() {
     world.assert_answers();
 }
 
-/// If the map has no room for an uplink, the stack would forward replies through this uplink although requests are
-/// redirected. Therefore, redirect is disabled.
+/// If the map of uplinks (`npl_rd_uplinks`) has no room for an uplink, the stack would forward replies through this
+/// uplink although requests are redirected. Therefore, the agent disables redirect.
 #[test]
 fn full_uplink_map_disables_redirect() {
     let mut world = World::new(1);

@@ -63,7 +63,8 @@ fn pinned_map_of_another_type_is_replaced() {
     });
 }
 
-/// Without the flag `BPF_F_MMAPABLE`, the agent could not map the array into its memory.
+/// The agent maps the half-open cache into its memory, so it must replace a pinned map without the flag
+/// `BPF_F_MMAPABLE`.
 #[test]
 fn pinned_map_with_other_flags_is_replaced() {
     opens_over(|pins| {
@@ -122,7 +123,7 @@ fn pinned_map_that_cannot_be_opened_is_kept() {
 }
 
 /// `npl-agent status` may find an incomplete set of maps, while a first agent loads its programs or a cleanup removes
-/// the maps.
+/// the maps. `status` must report each missing map.
 #[test]
 fn missing_pin_of_a_map_is_reported() {
     with_lab(|lab| {

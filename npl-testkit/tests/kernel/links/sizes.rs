@@ -15,7 +15,7 @@ use crate::bpffs_pool::BPFFS;
 use crate::lab::with_lab;
 use crate::world::World;
 
-/// Memory of the kernel's own structure of a map, which the computed size does not include.
+/// The maximum size in bytes of the kernel's own structure of a map, which the computed size does not include.
 const STRUCTURE: u64 = 4096;
 /// The first kernel that reports the memory of a map, instead of an estimate from its number of elements.
 const REPORTS_MEMORY: (u8, u8) = (6, 4);
@@ -38,7 +38,7 @@ fn another_number_of_flows_takes_effect_and_keeps_the_entries() {
     let first = map(&path);
     drop(next);
     let again = open(FLOWS);
-    assert_eq!(map(&path), first, "an unchanged number replaces no map");
+    assert_eq!(map(&path), first, "an unchanged number of flows must not replace the map");
     world.datapath = Some(again);
     world.assert_answers();
 }

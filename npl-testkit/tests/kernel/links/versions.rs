@@ -228,7 +228,7 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
     replace_by_smaller(&pins.map(MAP_FLOW_V4));
 
     let next = world.open();
-    assert_eq!(flows(&next), before, "the conntrack entries of the map with another size");
+    assert_eq!(flows(&next), before, "the new map must contain all conntrack entries of the map with another size");
     world.datapath = Some(next);
     assert_eq!(world.datapath().mappings().unwrap(), mappings);
     assert_eq!(world.datapath().retire_predecessors().unwrap(), [0_u32; 0]);
@@ -259,7 +259,8 @@ fn no_packet_is_lost_when_an_agent_renames_the_maps_of_an_earlier_build() {
     let (builds, before) = (pins.builds().unwrap(), map_ids());
     world.datapath = None;
     pretend_to_be_earlier_build(&pins);
-    // After a rollback, a later build may have pinned a map of another type under this build's name.
+    // After a rollback from a later build, a map of that build may still be pinned under a name that this build uses
+    // for a map of another type.
     HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(pins.map(MAP_XDP_DEVICE)).unwrap();
 
     let mut next = world.open_configured();

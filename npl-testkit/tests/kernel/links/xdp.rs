@@ -213,7 +213,7 @@ fn network_card_translates_as_the_agent_plans() {
     }
     let mut world = World::bare(1, Options::default());
     let cards = cards();
-    assert_eq!(cards.len(), 2, "{cards:?} are two ends of one wire");
+    assert_eq!(cards.len(), 2, "there must be two network cards, the ends of one wire: {cards:?}");
     for (card, netns) in cards.iter().zip([world.node(), world.client()]) {
         let words = ["link", "set", card, "netns", netns.name(), "name", "up0"];
         tools::output(Command::new("ip").args(words)).unwrap();

@@ -90,8 +90,8 @@ fn local_request_to_an_unmapped_port_reaches_the_host() {
 #[test]
 fn unmapped_datagram_of_a_local_client_is_recorded() {
     let mut scene = Scene::new(1);
-    // The result covers both IP families and all protocols, because a port number belongs to one Pod, whatever the
-    // family and protocol.
+    // `time_until_quiet` considers traffic of both IP families and all protocols, because a node port number belongs to
+    // only one Pod, whatever the family and protocol.
     let time_until_quiet = |scene: &mut Scene, node_port| {
         let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol: Protocol::Udp };
         scene.world.datapath().time_until_quiet(frontend).unwrap()

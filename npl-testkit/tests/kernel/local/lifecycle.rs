@@ -71,7 +71,7 @@ fn local_clients_lose_no_request_while_programs_are_replaced() {
         rename_build(scene.world.bpffs.path());
         let mut next = scene.world.open();
         scene.serve(&mut next);
-        // This call also removes programs that no device uses, so the programs of the cgroup must survive it.
+        // This call also removes programs that no device uses. It must not remove the programs of the cgroup.
         scene.world.attach(&mut next);
         let answered =
             || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());

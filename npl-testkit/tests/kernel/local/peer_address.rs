@@ -90,7 +90,8 @@ fn socket_that_sends_to_the_pod_directly_sees_the_pods_address() {
     }
 }
 
-/// The socket must see the Pod's address and not the NAT address, because another Pod may have the node port by then.
+/// A socket has used a mapping, and sends to the Pod's own address after the mapping was removed. The answer must come
+/// from the Pod's address and not from the NAT address, because another Pod may have the node port by then.
 #[test]
 fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_address() {
     let mut scene = Scene::new(1);
@@ -104,7 +105,9 @@ fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_addres
     }
 }
 
-/// The client must see the Pod's address, because another Pod may have the node port when the datagram arrives.
+/// An earlier Pod's mapping was removed, and a later Pod with the same address sends a datagram to the client. The
+/// client must see the Pod's address as the source and not the NAT address, because another Pod may have the node port
+/// by then.
 #[test]
 fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     assert_later_pod_is_not_translated(|world| {
@@ -112,8 +115,8 @@ fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     });
 }
 
-/// The killed agent has not purged the flows of local clients, so the later Pod's own mapping must prevent the
-/// translation.
+/// The killed agent has not purged the flows of local clients with an earlier Pod. A datagram of a later Pod with the
+/// same address must nevertheless not be translated: the mapping of the later Pod prevents this.
 #[test]
 fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     assert_later_pod_is_not_translated(|world| {
@@ -128,8 +131,9 @@ fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     });
 }
 
-/// Local clients send to a Pod through its mapping. Then the mapping is removed, `agent` runs, and a later Pod gets the
-/// same address.
+/// Asserts that a later Pod's datagram reaches a local client with the Pod's address as source. Before, the client
+/// sends to an earlier Pod with the same address through a mapping, the mapping is removed, and `agent` performs the
+/// agent's further steps.
 #[track_caller]
 fn assert_later_pod_is_not_translated(agent: impl FnOnce(&mut World)) {
     let mut scene = Scene::new(1);
@@ -203,7 +207,8 @@ fn totals(world: &mut World) -> MappingStats {
     world.datapath().tables.totals(Family::V4).unwrap()
 }
 
-/// The entries of a socket are also freed if its connection was refused, after which the kernel disconnects the socket.
+/// The entries of a socket in the socket reverse NAT maps are freed when the socket is closed, also if its connection
+/// was refused, after which the kernel disconnects the socket.
 #[test]
 fn entries_of_a_closed_socket_are_freed() {
     const NO_SERVER: u16 = NODE_PORT + 9;

@@ -91,8 +91,8 @@ fn checksum_complete_of_a_redirected_packet_stays_correct() {
     }
 }
 
-/// The device's checksum covers the CRC too. Unlike an Internet checksum, an updated CRC does not compensate for the
-/// changed ports.
+/// The device's checksum covers the CRC too. An updated Internet checksum compensates for the changed ports, so that
+/// the sum of the packet stays the same. An updated CRC does not, so the device's checksum must be updated too.
 #[test]
 fn checksum_complete_of_an_sctp_packet_stays_correct() {
     if !is_supported() {

@@ -51,7 +51,7 @@ fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translate
             } else {
                 is_reply_translated(lab, RST | ACK);
             }
-            // The handshake's entry stays, because the direct connection has other numbers.
+            // The handshake's entry stays, because the direct connection has other sequence numbers.
             pod_accepts_directly(lab, vec![]);
             assert_eq!(lab.handshake(flow(Tcp)).map(half_open::phase), Some(Phase::REFUSED));
         }
@@ -71,8 +71,8 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
     });
 }
 
-/// The entry of the earlier connection is removed from the flow table, as if it had been evicted, but stays in the
-/// half-open cache.
+/// The entry of the mapped connection is removed from the flow table, as if it had been evicted, but its copy stays in
+/// the half-open cache. A later direct connection must nevertheless not be translated.
 #[test]
 fn entry_of_the_half_open_cache_alone_does_not_divert_a_direct_connection() {
     with_mappings(|lab| {
@@ -106,8 +106,9 @@ fn retransmitted_syn_ack_comes_from_the_node_port() {
     });
 }
 
-/// The clock of the flow table advances only about once a second. A connection that follows within the same tick starts
-/// without the flags of the previous connection, and its own flags are recorded.
+/// The clock of the flow table advances only about once a second. If a new connection with the same flow tuple starts
+/// within the same second, its entry must start without the TCP flags of the previous connection, and must record the
+/// TCP flags of the new one.
 #[test]
 fn flags_of_an_immediately_following_connection_are_recorded() {
     with_mappings(|lab| {

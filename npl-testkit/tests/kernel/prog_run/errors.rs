@@ -117,7 +117,9 @@ fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
     }
 }
 
-/// The error's quote is longer than the minimum of RFC 792, so it contains the sequence and the acknowledgement number.
+/// Connection tracking has no established entry of the connection, and the Pod sends an ICMP error about the client's
+/// segment. The error must leave with the Node's address as source. Its quote is longer than the minimum of RFC 792, so
+/// it contains the segment's sequence and acknowledgement number, by which NPL recognizes the connection.
 #[test]
 fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node() {
     with_mappings(|lab| {
@@ -130,7 +132,8 @@ fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node(
     });
 }
 
-/// A forged SYN with the same flow tuple and other sequence numbers has created an entry in the half-open cache.
+/// A forged SYN with the same flow tuple and other sequence numbers has created an entry in the half-open cache. A
+/// Pod's ICMP error about a segment of a direct connection must nevertheless leave unchanged.
 #[test]
 fn error_about_a_direct_segment_is_unchanged_despite_a_handshake_with_other_numbers() {
     with_mappings(|lab| {
@@ -367,7 +370,8 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     });
 }
 
-/// Such an error is not passed to a Pod. Otherwise, a forged error would lower the path MTU of a Pod towards any host.
+/// An ICMP error about a packet that belongs to no flow is not passed to a Pod. Otherwise, a forged error would lower
+/// the path MTU of a Pod towards any host.
 #[test]
 fn untracked_error_is_counted_for_an_error_about_a_packet_that_belongs_to_no_flow() {
     with_mappings(|lab| {

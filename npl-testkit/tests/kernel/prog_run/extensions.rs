@@ -23,7 +23,8 @@ const PAYLOAD_LENGTH: usize = L3 + 4;
 const NEXT_HEADER: usize = L3 + 6;
 const HEADER_END: usize = L3 + V6_HEADER;
 
-/// Returns the frame of `packet` with these extension headers: the type, and all bytes after the first two.
+/// Returns the frame of `packet` with these extension headers, each given by its type and all its bytes after the first
+/// two.
 pub(crate) fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut frame = packet.build();
     let mut next = frame[NEXT_HEADER];
@@ -121,7 +122,8 @@ fn ipv6_extension_headers_without_an_end_are_counted_for_packets_to_the_node() {
                 passes(lab, PROG_INGRESS, frame, changes.clone());
             }
         }
-        // On egress, the address alone does not show whether the packet belongs to a mapping, so no reason is counted.
+        // The program does not find the ports behind seven extension headers. At egress, the address alone does not
+        // show whether the packet belongs to a mapping, so no reason is counted.
         let answer = extended(&udp(pod(), client(), b"hello"), &[(DESTINATION_OPTIONS, SIX); 7]);
         passes(lab, PROG_EGRESS, answer, vec![]);
     });
@@ -139,7 +141,8 @@ fn source_route_without_segments_left_is_translated() {
     });
 }
 
-/// Both addresses have the same one's complement sum, so the checksum is the same before and after translation.
+/// The node address and the Pod address have the same one's complement sum, so the translation of the address does not
+/// change the UDP checksum, and only the translation of the port does.
 #[test]
 fn mapping_between_addresses_with_equal_checksums_is_translated() {
     in_v6(|lab| {

@@ -134,8 +134,8 @@ fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
     });
 }
 
-/// A flood of SYNs may overwrite handshake entries, including entries that the Pod has answered. Such a connection must
-/// still be established by later packets.
+/// A flood of SYNs may overwrite handshake entries, including entries that the Pod has answered. Later packets must
+/// still establish a connection whose entry was overwritten.
 #[test]
 fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {
@@ -332,7 +332,7 @@ fn half_open_flow_of_a_removed_node_address_is_untracked() {
 }
 
 /// The half-open cache stores the index of a node address. Another address may get this index after the first address
-/// was removed.
+/// was removed. Replies must then come from the address to which the client has sent.
 #[test]
 fn datagram_to_a_node_address_with_a_reused_index_is_answered_from_it() {
     with_mappings(|lab| {

@@ -26,7 +26,7 @@ pub(super) const FORGED_ISNS: [(u32, u32); 3] = [
     (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
 ];
 
-/// The mapping forwards each forged segment to the Pod, whose stack rejects it.
+/// Sends forged segments to `node`. The mapping forwards each of them to the Pod, whose stack rejects it.
 #[track_caller]
 fn attack(lab: &mut Lab, node: SocketAddr) {
     for isns in FORGED_ISNS {
@@ -139,7 +139,9 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
     });
 }
 
-/// A late segment after the client's RST creates a new entry and does not establish the flow.
+/// A connection's entry was lost, and the client's next segment has created a half-open entry. After a RST of the
+/// client, this entry must no longer lead to an established flow: the client's next segment counts as the start of a
+/// new flow.
 #[test]
 fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     with_mappings(|lab| {

@@ -49,14 +49,14 @@ impl Live {
         (self.server)() != pod()
     }
 
-    /// The client's datagram reaches the Pod.
+    /// Sends the client's datagram, and asserts that it reaches the Pod.
     #[track_caller]
     pub(super) fn asks(self, lab: &mut Lab) {
         let question = udp(self.client, (self.server)(), b"question");
         assert_eq!(lab.ingress(&question).bytes, to(&question, pod()).build());
     }
 
-    /// The source of the Pod's answer becomes the address and port to which the client sends its questions.
+    /// Sends the Pod's answer, and asserts that its source becomes the address and port to which the client sends.
     #[track_caller]
     pub(super) fn is_answered(self, lab: &mut Lab) {
         let answer = udp(pod(), self.client, b"answer");
@@ -84,7 +84,8 @@ fn forged_datagrams_on_the_clients_own_path_do_not_disturb_its_flow() {
     }
 }
 
-/// The flow is idle for longer than every timeout, and the Pod sends first.
+/// Forged datagrams to the address and port that the client uses must not change the source of the Pod's datagrams,
+/// even if the flow was idle for longer than every timeout and the Pod sends first.
 #[test]
 fn forged_datagrams_on_the_clients_own_path_do_not_disturb_an_idle_flow() {
     for server in [MAPPED, DIRECT] {
@@ -105,7 +106,9 @@ fn forged_datagrams_on_the_clients_own_path_do_not_disturb_an_idle_flow() {
     }
 }
 
-/// The forged datagrams take the paths that the client does not use: another node address, and the mapping or the Pod.
+/// Forged datagrams are sent to each address that the client does not use: the other node addresses and, unless the
+/// client uses it, the Pod's own address. After each of them, the client's next datagram must restore the source of the
+/// Pod's datagrams.
 #[test]
 fn clients_next_datagram_restores_its_flow_after_forged_datagrams() {
     for server in [MAPPED, DIRECT] {
@@ -161,7 +164,7 @@ fn forged_datagrams_do_not_disturb_flows_of_other_ports_and_protocols() {
 }
 
 /// A forged datagram to the Pod's own address must not create an entry: the Pod's datagrams to this client leave
-/// untranslated before and after it.
+/// untranslated before and after the forged datagram.
 #[test]
 fn forged_datagram_to_a_pod_leaves_no_entry() {
     with_mappings(|lab| {

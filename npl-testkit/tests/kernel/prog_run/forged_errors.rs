@@ -28,14 +28,15 @@ enum Flow {
     Unknown,
 }
 
-/// The flow's entries in the flow table, in its own slot, and in the slot of the scene's handshake.
+/// The flow's entries in the flow table, in the flow's own slot of the half-open cache, and in the slot of its
+/// handshake.
 type Entries = (Option<FlowEntry>, Option<u64>, Option<u64>);
 
 fn entries(lab: &mut Lab) -> [Entries; 2] {
     [Tcp, Udp].map(|it| (lab.flow(flow(it)), lab.own_slot(flow(it)), lab.handshake(flow(it))))
 }
 
-/// The Pod's segment with numbers that no connection of the tests has.
+/// Returns segments of the Pod with sequence numbers that no connection of the tests has.
 fn segments() -> impl Iterator<Item = Packet> {
     let segment = |(client_isn, pod_isn)| with_isns(tcp(pod(), client(), ACK | PSH, &[7; 100]), (pod_isn, client_isn));
     FORGED_ISNS.into_iter().map(segment)
@@ -96,7 +97,8 @@ fn forged_errors_before_during_and_after_a_handshake_do_not_disturb_it() {
     });
 }
 
-/// The idle connection has lost its entry in the flow table, and the Pod sends first.
+/// Forged errors must not affect an idle connection that has lost its entry in the flow table, and on which the Pod
+/// sends first.
 #[test]
 fn forged_errors_do_not_disturb_an_idle_connection() {
     with_mappings(|lab| {

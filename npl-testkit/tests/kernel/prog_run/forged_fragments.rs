@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged fragments with a client's address. The attacker sees none of the client's packets, and does not send
-//! between two fragments of one datagram of the client with this datagram's identification.
+//! Tests forged fragments with a client's address. The attacker sees none of the client's packets. No forged fragment
+//! that has the identification of a client's datagram arrives between the fragments of this datagram.
 
 use std::net::SocketAddr;
 
@@ -103,8 +103,9 @@ fn fragments_of_forged_datagrams_on_the_clients_own_path_do_not_disturb_its_flow
     }
 }
 
-/// The forged datagrams have the identification of the client's datagram. Their destination is either the Pod's own
-/// address, or another port of the node address, which leads to another Pod or to the host.
+/// Before the client's datagram, the attacker sends fragments with the same identification, either to the Pod's own
+/// address or to another port of the node address, which leads to another Pod or to the host. The client's fragments
+/// must still reach the Pod.
 #[test]
 fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     with_mappings(|lab| {
@@ -127,7 +128,8 @@ fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     });
 }
 
-/// Requests and replies have separate records.
+/// Forged request fragments with the identification of a fragmented reply must not change its translation, because
+/// requests and replies have separate fragment tracking records.
 #[test]
 fn forged_fragments_do_not_divert_a_fragmented_reply() {
     with_mappings(|lab| {

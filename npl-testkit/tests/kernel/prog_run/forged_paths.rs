@@ -49,7 +49,8 @@ fn replies_leave_from(lab: &mut Lab, source: SocketAddr) {
     }
 }
 
-/// What connection tracking stores of the client's UDP flow: the flow's entry and its word of the half-open cache.
+/// What connection tracking stores of the client's UDP flow: the entry in the flow table and the entry in the half-open
+/// cache.
 fn stored(lab: &mut Lab) -> (Option<FlowEntry>, Option<u64>) {
     (lab.flow(flow(Udp)), lab.own_slot(flow(Udp)))
 }
@@ -67,9 +68,9 @@ fn establish_mapped(lab: &mut Lab) -> Live {
     live
 }
 
-/// The client's path wins also if the forged datagrams came first and have established the flow. The attacker repeats
-/// the forged datagrams before each question, so a rule by which replies keep the first path of a flow, as long as
-/// datagrams arrive on this path, would give the client no answer at all.
+/// Replies follow the client's path also if the forged datagrams came first and have established the flow. The attacker
+/// repeats the forged datagrams before each question: if replies stayed on the first path of a flow as long as
+/// datagrams arrive on this path, the client would get no answer at all.
 #[test]
 fn flow_that_forged_datagrams_established_first_does_not_hold_the_clients_replies() {
     with_two_paths(|lab, live, other| {
@@ -113,7 +114,7 @@ fn one_forged_datagram_on_another_path_diverts_replies_until_the_clients_next_da
 }
 
 /// On the client's own path, connection tracking ignores the link and the route by which a datagram arrives: another
-/// router (source MAC address), another distance (TTL), another class.
+/// router (source MAC address), another distance (TTL), another traffic class.
 #[test]
 fn forged_datagram_from_another_router_changes_nothing_on_the_clients_own_path() {
     fn elsewhere(mut packet: Packet) -> Packet {
@@ -157,8 +158,8 @@ fn forged_datagrams_that_do_not_reach_the_pod_change_no_flow() {
     });
 }
 
-/// After another Pod has got the address, a forged datagram on another path does not bring back the generation of the
-/// previous Pod, and the client's next datagram decides again.
+/// After another Pod has got the address, a forged datagram on another path must not bring back the generation of the
+/// previous Pod in the flow's entry. The client's next datagram then again determines the source of replies.
 #[test]
 fn forged_datagram_does_not_bring_back_the_flow_of_a_previous_pod() {
     with_mappings(|lab| {

@@ -14,7 +14,7 @@ use crate::counters::reason;
 use crate::lab::{Lab, NEXT};
 
 const KINDS: [u8; 8] = [INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA, SHUTDOWN, SHUTDOWN_ACK, ABORT];
-/// Chunks that open no entry without a handshake.
+/// Chunk types that create no entry in the flow table without a complete handshake.
 const HANDSHAKE_KINDS: [u8; 2] = [INIT, ABORT];
 const FORGED_TAG: u32 = SCTP_TAG ^ 1 << 31;
 

@@ -303,7 +303,8 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         lab.set_fragment_record(family(), slot_of_mapping, 0);
         lab.run(PROG_INGRESS, &first(&to_host));
         let (slot, host_record) = lab.fragment_records(family())[0];
-        // The record of the other datagram is written to this slot, as if both datagrams had the same slot.
+        // The record of the mapped datagram is written to the slot of the datagram to the host, as if both datagrams
+        // had the same slot.
         lab.set_fragment_record(family(), slot, of_mapping);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         assert_eq!(lab.fragment_records(family()), [(slot, of_mapping)]);
@@ -347,8 +348,8 @@ fn fragments_without_a_mapping_or_flow_are_counted_once_per_datagram() {
     });
 }
 
-/// A first fragment without the TCP checksum cannot be translated, so all fragments are passed. No legitimate sender
-/// makes such small fragments.
+/// A first fragment without the TCP checksum cannot be translated, so all fragments are passed unchanged. No legitimate
+/// sender makes such small fragments.
 #[test]
 fn truncated_first_fragment_is_passed_with_all_others() {
     with_mappings(|lab| {
@@ -362,7 +363,8 @@ fn truncated_first_fragment_is_passed_with_all_others() {
     });
 }
 
-/// A frame may be longer than its packet: Ethernet pads short frames. The padding is not a part of the fragment.
+/// A frame may be longer than its packet: Ethernet pads short frames. The padding is not a part of the fragment, so a
+/// first fragment that is too short must be recognized in spite of it.
 #[test]
 fn truncated_first_fragment_is_passed_although_padding_follows_it() {
     with_mappings(|lab| {
@@ -408,7 +410,7 @@ fn saved() -> BTreeSet<u64> {
     (0..FRAGMENTS).flat_map(hashes).filter(|hash| *hash != 0).collect()
 }
 
-/// Makes all copies older, in units of about one second.
+/// Makes all saved copies older by `units`, each of about one second.
 fn age_copies(units: u64) {
     let mut map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     for place in 0..FRAGMENTS {

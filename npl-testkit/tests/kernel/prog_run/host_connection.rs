@@ -45,8 +45,9 @@ fn packets_of_a_host_connections_peer_are_passed_to_the_host() {
     });
 }
 
-/// A program that runs after NPL's, such as Cilium's, masquerades a Pod's connection. The program keeps the source
-/// port, and uses the Node's primary address.
+/// A program that runs after NPL's, such as Cilium's, masquerades a Pod's connection. That program keeps the source
+/// port, and uses the Node's primary address. NPL must record such a connection as a host connection, so that replies
+/// are passed to the host.
 #[test]
 fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
     with_mappings(|lab| {
@@ -83,8 +84,8 @@ fn connection_that_was_accepted_before_the_mapping_is_a_host_connection() {
     });
 }
 
-/// Without the record of the host connection, replies to a masqueraded connection would reach an unrelated Pod, which
-/// resets it.
+/// NPL must keep the records of two host connections that have the same slot. Without its record, the replies of a
+/// masqueraded connection would reach an unrelated Pod, which resets the connection.
 #[test]
 fn packets_of_host_connections_that_share_a_slot_are_passed_to_the_host() {
     with_mappings(|lab| {
@@ -240,8 +241,8 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
     });
 }
 
-/// The egress program also handles redirected replies, and replies that a program on an upper device, such as a VLAN
-/// device, has translated.
+/// The egress program also handles replies that are already translated: redirected replies, and replies that a program
+/// on an upper device, such as a VLAN device, has translated. The program must not record them as host connections.
 #[test]
 fn translated_replies_create_no_host_connection() {
     with_mappings(|lab| {
@@ -260,8 +261,9 @@ fn translated_replies_create_no_host_connection() {
     });
 }
 
-/// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. Later, the connection's entry is
-/// evicted.
+/// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. If the egress program recorded the
+/// SYN-ACK as one of a host connection, the client's packets would be passed to the host once the connection's entry is
+/// overwritten.
 #[test]
 fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

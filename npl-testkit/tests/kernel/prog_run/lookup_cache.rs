@@ -131,7 +131,8 @@ fn changes_of_the_agent_invalidate_the_lookup_cache_at_once() {
     });
 }
 
-/// Another processor looks up the mapping continuously, so it may cache the former mapping around each change.
+/// Another processor looks up the mapping continuously, so it may cache the former mapping around each change. No
+/// request after the change may use this copy.
 #[test]
 fn cached_mapping_is_not_used_after_a_concurrent_change() {
     let changes = if is_emulated() { 500 } else { 20_000 };
@@ -153,7 +154,7 @@ fn cached_mapping_is_not_used_after_a_concurrent_change() {
                 lab.add(Udp, NODE_PORT, pod, GENERATION + change);
                 misdirected += u32::from(lab.ingress(&request).bytes != to(&request, pod).build());
             }
-            assert_eq!(misdirected, 0, "requests to the mapping's previous Pod, of {changes}");
+            assert_eq!(misdirected, 0, "requests that reached the mapping's previous Pod, in {changes} changes");
         });
     });
 }
@@ -200,7 +201,7 @@ fn frontends_that_share_a_cache_slot_keep_their_own_pods() {
 }
 
 /// An earlier agent's entries may be outdated: an agent without a lookup cache may have run since, and may have
-/// restarted the epochs.
+/// restarted the epochs. A starting agent must therefore invalidate all entries.
 #[test]
 fn starting_agent_invalidates_entries_of_earlier_agents() {
     with_mappings(|lab| {
@@ -211,7 +212,7 @@ fn starting_agent_invalidates_entries_of_earlier_agents() {
         map.set(0, Config { epoch: config.epoch - 1, ..config }, 0).unwrap();
         lab.datapath.configure("61000-61100".parse().unwrap(), || 1).unwrap();
         let begun = lab.datapath.tables.config().unwrap().epoch;
-        assert_eq!(begun, config.epoch, "the epoch is the one of the cached entry");
+        assert_eq!(begun, config.epoch, "the new epoch must equal that of the cached entry");
         goes_to(lab, NODE_PORT, other_pod());
     });
 }

@@ -16,7 +16,7 @@ use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, second_node, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
-/// The time limit of waits, far longer than a flow is redirected without another packet through the kernel stack.
+/// The time limit of waits: far longer than the interval after which an offloaded flow returns to the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs the ingress program on a client's packet, which is translated and then redirected or passed to the stack.
@@ -73,7 +73,8 @@ fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
     with_mappings(|lab| {
         set_next_hop(pod_ip(), NEXT_HOP);
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
-        // This packet ends the handshake, which NPL's connection tracking must see before the flow is offloaded.
+        // This packet ends the handshake. NPL offloads a flow only after its connection tracking has seen the complete
+        // handshake.
         assert_eq!(request(lab, &data()), NEXT);
         assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
         stack_forwards_to_pod(lab, &data());
@@ -96,7 +97,8 @@ fn udp_flow_is_offloaded_once_it_is_established() {
     });
 }
 
-/// The flow is offloaded again within the time limit: forged datagrams on any path do not mark the flow as ended.
+/// Although forged datagrams arrive, the UDP flow is offloaded again within the time limit: datagrams on any path do
+/// not mark the flow as ended.
 #[test]
 fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
     with_mappings(|lab| {
@@ -113,8 +115,8 @@ fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
     });
 }
 
-/// An offloaded flow must return to the stack, because the stack may drop its packets. In this case, no packet is seen
-/// after the stack, and the flow is no longer redirected.
+/// An offloaded flow must return to the stack periodically, so that the stack can drop its packets, for example by a
+/// new rule. If the stack drops a packet, NPL observes no forwarded packet, and does not redirect the flow again.
 #[test]
 fn offloaded_flow_returns_to_the_stack_periodically() {
     with_mappings(|lab| {
@@ -145,7 +147,8 @@ fn fin_or_reset_returns_the_connection_to_the_stack() {
     }
 }
 
-/// Flows that share a slot replace each other; a FIN or RST of one does not stop offload of the other.
+/// Several flows may share a slot of the stack observations. While one of them is offloaded, a SYN, FIN or RST of
+/// another one must not stop the offload.
 #[test]
 fn end_of_a_connection_does_not_stop_offload_of_another_one_in_its_slot() {
     with_mappings(|lab| {

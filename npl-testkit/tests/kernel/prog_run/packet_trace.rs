@@ -163,7 +163,7 @@ fn xdp_records_the_frames_that_it_translates_or_drops() {
         assert_eq!(step.before, captured(&request.build()));
         assert_eq!(step.after, captured(&to(&request, pod()).build()));
         lab.run_xdp(&tcp(client(), pod(), SYN, b"").build());
-        assert_eq!(steps(&mut trace), [], "a frame that XDP passes is recorded by TC");
+        assert_eq!(steps(&mut trace), [], "a frame that XDP passes to TC is recorded by TC only");
         lab.add_restricted(Tcp, NODE_PORT, pod(), GENERATION, "");
         lab.run_xdp(&request.build());
         let step = only_step(&mut trace);
@@ -184,7 +184,11 @@ fn packets_that_the_filter_does_not_select_are_not_recorded() {
             PacketSelection { endpoints: vec![TracedEndpoint::Address(pod_ip())], ..PacketSelection::default() };
         let mut trace = all_of(&of_pod);
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        assert_eq!(only_step(&mut trace).verdict, ProgramVerdict::Translated, "the Pod is at an end after translation");
+        assert_eq!(
+            only_step(&mut trace).verdict,
+            ProgramVerdict::Translated,
+            "the translated packet has the Pod's address, so the filter selects the packet"
+        );
         lab.ingress(&tcp(router(), (node_ip(), 61_099).into(), SYN, b""));
         assert_eq!(steps(&mut trace), []);
     });
@@ -208,7 +212,7 @@ fn filter_whose_time_is_over_is_turned_off_by_the_next_packet() {
         assert_eq!(filter.get(&0, 0).unwrap(), TraceFilter::OFF);
         let mut ring: RingBuf<MapData> = open(MAP_TRACE_RING);
         lab.run(PROG_EGRESS, &tcp(pod(), client(), SYN | ACK, b"").build());
-        assert!(ring.next().is_none(), "nothing is recorded after the command");
+        assert!(ring.next().is_none(), "nothing is recorded after `trace` has ended");
     });
 }
 

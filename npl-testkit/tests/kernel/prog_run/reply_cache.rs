@@ -120,7 +120,8 @@ fn fin_is_recorded_despite_a_reply_cache_entry() {
     });
 }
 
-/// Another processor translates replies continuously, so it may cache the former endpoint around each change.
+/// Another processor translates replies continuously, so it may cache the former endpoint around each change. After the
+/// endpoint's removal, no reply may be translated by this copy.
 #[test]
 fn cached_reply_is_not_used_after_a_concurrent_removal() {
     let changes = if is_emulated() { 300 } else { 10_000 };
@@ -145,7 +146,7 @@ fn cached_reply_is_not_used_after_a_concurrent_removal() {
             assert_eq!(
                 (misdirected, answered),
                 (0, changes),
-                "translated replies without a mapping and with one, of {changes}"
+                "translated replies without a mapping and with one, in {changes} changes"
             );
         });
     });
@@ -163,7 +164,8 @@ fn replies_are_counted_for_a_remaining_mapping_at_once() {
     });
 }
 
-/// The index of a removed node address is reused for the next address, so cached replies must not use it.
+/// The next new node address gets the index of a removed one. Replies of an earlier flow must still come from the
+/// removed address, so a cached reply must not use the address that now has the index.
 #[test]
 fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     with_mappings(|lab| {
@@ -201,8 +203,8 @@ fn corrupt_cache_entry_is_ignored_and_replaced() {
     });
 }
 
-/// One client endpoint uses two NAT addresses. The flow table decides from which of them the replies come, although the
-/// half-open cache may name the other one.
+/// One client endpoint uses two NAT addresses. The flow table decides from which of them the replies come. If the
+/// flow's slot of the half-open cache names the other one, the reply cache must not store it.
 #[test]
 fn slot_that_contradicts_the_flow_table_is_not_cached() {
     with_mappings(|lab| {
@@ -224,7 +226,7 @@ fn reply_is_not_cached_in_another_flows_slot() {
         lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
         let cached = cache_entry();
         is_reply_translated(lab, ACK);
-        assert_eq!(cache_entry(), cached, "an entry of the other flow would not be overwritten");
+        assert_eq!(cache_entry(), cached, "the slot belongs to another flow, so the reply must not be cached");
         lab.evict(flow(Tcp));
         lab.egress(&answer()).is(&answer(), reason(Reason::UntrackedReply));
     });

@@ -132,8 +132,8 @@ pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -
     with_isns(Packet::tcp(from, to, flags, payload).to_this_machine(), isns)
 }
 
-/// Sets the segment's numbers to those of a connection in which neither side has sent data yet. `own` and `other` are
-/// the initial sequence numbers of the segment's sender and of the other side.
+/// Sets the segment's sequence and acknowledgement numbers to those of a connection in which neither side has sent data
+/// yet. `own` and `other` are the initial sequence numbers of the segment's sender and of the other side.
 pub(crate) fn with_isns(mut packet: Packet, (own, other): (u32, u32)) -> Packet {
     if let Transport::Tcp(segment) = &mut packet.transport {
         segment.sequence = if segment.flags & SYN == 0 { own.wrapping_add(1) } else { own };
@@ -150,7 +150,7 @@ pub(crate) const POD_ISN: u32 = 0x2000_0000;
 /// Initial sequence numbers of the client and the Pod in a direct connection with the same flow tuple.
 pub(crate) const DIRECT_ISNS: (u32, u32) = (0x7000_0000, 0x6000_0000);
 
-/// Returns the Pod's segment of a direct connection with the same flow tuple, which has other numbers.
+/// Returns the Pod's segment of a direct connection with the same flow tuple and other sequence numbers.
 pub(crate) fn direct_answer(flags: u8) -> Packet {
     let (client_isn, pod_isn) = DIRECT_ISNS;
     with_isns(tcp(pod(), client(), flags, b""), (pod_isn, client_isn))

@@ -42,7 +42,8 @@ fn request_goes_to_the_pod_and_reply_comes_from_the_node() {
     });
 }
 
-/// The packets have every length that fits a link, including lengths that no SCTP stack sends.
+/// The updated CRCs must be correct for packets of every length that fits a link, including lengths that no SCTP stack
+/// sends.
 #[test]
 fn updated_crcs_equal_a_full_computation() {
     with_mappings(|lab| {
@@ -177,8 +178,8 @@ fn untracked_reply_is_counted_for_a_direct_sctp_association() {
     });
 }
 
-/// The packet is truncated although the frame is long enough: bytes after the end of the packet, such as Ethernet
-/// padding, do not count.
+/// A packet may be truncated although its frame is long enough: bytes after the end of the packet, such as Ethernet
+/// padding, do not belong to the packet.
 #[test]
 fn truncated_sctp_is_counted_in_both_directions() {
     with_mappings(|lab| {

@@ -60,8 +60,8 @@ fn association_is_established_by_the_clients_second_packet() {
     });
 }
 
-/// An attacker with a forged source address can provoke replies, but must not be able to create an entry in the flow
-/// table.
+/// An attacker with a forged source address can repeat an INIT and provoke replies, but must not be able to create an
+/// entry in the flow table.
 #[test]
 fn repeated_init_establishes_no_association() {
     with_mappings(|lab| {

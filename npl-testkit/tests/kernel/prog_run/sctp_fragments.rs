@@ -58,7 +58,8 @@ fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'
 /// The hash of a slot that [`occupy_slots`] has written; no fragment has this hash.
 const OCCUPIED: u64 = u64::MAX;
 
-/// Occupies every slot of the SCTP reassembly buffer, so that first fragments are translated by their own content.
+/// Occupies every slot of the SCTP reassembly buffer, so that no first fragment is buffered: the program must derive
+/// the packet's length from the first fragment's chunks.
 fn occupy_slots(time: Duration) {
     let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
     for slot in 0..SCTP_FRAGMENTS {
@@ -181,8 +182,8 @@ fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     });
 }
 
-/// Returns packets whose length cannot be estimated from the first fragment, because it ends between two chunks or
-/// within the seventh chunk.
+/// Returns packets whose length cannot be estimated from the first fragment, because this fragment ends between two
+/// chunks or within the seventh chunk.
 fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
     both(lab, &[7; 28], |packet| {
         let packet = with_chunks_before(packet, &[(SACK, 0); 6]);
@@ -231,7 +232,7 @@ fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     });
 }
 
-/// A buffered first fragment occupies its slot for one second only.
+/// A buffered first fragment occupies its slot for one second. Then, another first fragment may take the slot.
 #[test]
 fn first_sctp_fragment_takes_an_expired_slot() {
     stay_on_this_processor();
@@ -247,7 +248,7 @@ fn first_sctp_fragment_takes_an_expired_slot() {
     });
 }
 
-/// A first fragment that matches no mapping is passed immediately.
+/// A first fragment that matches no mapping is passed to the host immediately, and is not buffered.
 #[test]
 fn first_sctp_fragment_of_unmapped_traffic_is_not_buffered() {
     stay_on_this_processor();

@@ -62,8 +62,8 @@ pub(super) fn expire_flows(lab: &mut Lab) {
     swept(lab, AFTER_ALL);
 }
 
-/// Runs sweeps of the half-open cache until every word without a flow has timed out, and returns the number of removed
-/// words.
+/// Runs sweeps of the half-open cache until every entry without an entry in the flow table has timed out, and returns
+/// the number of removed entries.
 pub(super) fn expire_words(lab: &mut Lab) -> usize {
     let mut expiry = Default::default();
     (0..ALL_SWEEPS).map(|_| lab.datapath.tables.remove_expired_half_open(&mut expiry).unwrap()).sum()
@@ -119,7 +119,8 @@ fn fill(every: u32) {
     }
 }
 
-/// The Pod answers only one of two requests, and the sweeper runs every ten seconds.
+/// The half-open entries of a SYN and of an unanswered datagram are removed by the fourth sweep, and that of an
+/// answered datagram by the 31st. The entries of an established flow stay. The sweeper runs every ten seconds.
 #[test]
 fn half_open_entries_time_out_and_established_flows_do_not() {
     with_mappings(|lab| {
@@ -140,8 +141,8 @@ fn half_open_entries_time_out_and_established_flows_do_not() {
     });
 }
 
-/// Without the timeout, the word of an expired flow would translate the Pod's packets until another flow overwrites the
-/// word.
+/// When a flow's entry in the flow table has timed out, the copy in the half-open cache must time out too. Otherwise,
+/// NPL would translate the Pod's packets by this copy until another flow overwrites it.
 #[test]
 fn word_of_an_expired_flow_times_out_too() {
     with_mappings(|lab| {
@@ -213,8 +214,9 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     });
 }
 
-/// The map must have more elements than the stated number of flows. The kernel reserves free elements for each CPU.
-/// A CPU without free elements evicts entries, even if free elements are reserved for other CPUs.
+/// The flow table must have more elements than the number of flows that the agent states as its capacity. The kernel
+/// reserves free elements for each CPU. A CPU without free elements evicts entries, even if free elements are reserved
+/// for other CPUs.
 #[test]
 fn the_stated_number_of_flows_is_available_without_evictions() {
     with_family(Family::V4, |lab| {

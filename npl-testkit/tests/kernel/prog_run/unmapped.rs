@@ -51,7 +51,7 @@ fn unmapped_datagram_is_recorded_for_each_address_and_for_fragments() {
     });
 }
 
-/// Packets of each protocol count, because a load balancer may probe a removed member by TCP.
+/// Unmapped packets of each protocol are recorded, because a load balancer may probe a removed member by TCP.
 #[test]
 fn unmapped_packet_of_each_protocol_is_recorded() {
     with_mappings(|lab| {
@@ -82,8 +82,8 @@ fn only_traffic_to_an_unmapped_node_port_is_recorded() {
     });
 }
 
-/// The record must survive the agent: the load balancer of a removed TCP member may send its next request after the
-/// agent has restarted.
+/// The record of a mapping's removal must survive the agent: the load balancer of a removed TCP member may send its
+/// next request after the agent has restarted.
 #[test]
 fn removal_of_a_mapping_of_each_protocol_is_recorded_for_the_next_agent() {
     for protocol in [Tcp, Udp, Sctp] {

@@ -149,7 +149,7 @@ fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     let by_tc = lab.run(PROG_INGRESS, &by_xdp.bytes);
     if by_xdp.bytes != frame {
         let expected = Outcome { action: NEXT, bytes: by_xdp.bytes, changes: vec![] };
-        assert_eq!(by_tc, expected, "TC passes frames that XDP translated");
+        assert_eq!(by_tc, expected, "TC must not change frames that XDP has translated");
     }
     Outcome { changes: and(by_xdp.changes, by_tc.changes), ..by_tc }
 }
@@ -208,7 +208,7 @@ fn random_requests_are_translated_alike_with_and_without_xdp() {
                 _ => {}
             }
             let mut frame = packet.build();
-            // Ethernet pads short frames. The program must keep the padding, and counts it in the bytes.
+            // Ethernet pads short frames. The program must keep the padding, which is included in the byte counter.
             frame.resize(frame.len().max(60), 0x5a);
             Step::Arrives(frame)
         });

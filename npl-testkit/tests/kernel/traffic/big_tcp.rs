@@ -26,7 +26,7 @@ const BIG_TCP_BYTES: u32 = 196_608;
 const MAX_IP_BYTES: u32 = 65_535;
 const ETHERNET_HEADER: u32 = 14;
 
-/// The first kernels whose veth devices accept such packets, for each family.
+/// The first kernel whose veth devices accept packets of this size, for each family.
 const SINCE_V6: KernelVersion = KernelVersion::new(5, 19, 0);
 const SINCE_V4: KernelVersion = KernelVersion::new(6, 3, 0);
 

@@ -64,8 +64,8 @@ fn forwarded_for_transfers(world: &World) -> u64 {
     counted(world, "forwarded") - before
 }
 
-/// Asserts that the stack forwards few packets of transfers in offload mode, compared with stack mode, and that none is
-/// invalid.
+/// Asserts that the stack forwards few packets of transfers in offload mode, compared with stack mode, and that kernel
+/// conntrack classifies none of them as invalid.
 #[track_caller]
 pub(super) fn assert_most_packets_bypass_the_stack(mut world: World) {
     let offloaded = forwarded_for_transfers(&world);

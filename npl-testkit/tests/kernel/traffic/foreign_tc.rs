@@ -195,9 +195,9 @@ fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     let socket = traffic::udp_socket(world.client(), world.frontend(), true).unwrap();
     world.node().nft(COUNT_FORWARDED).unwrap();
     let forwarded = || world.node().packets_counted("inet npl_test forwarded").unwrap();
-    // Several questions follow each other, because reading the counter takes longer than an observation is valid on a
-    // slow machine. Without offload, the stack forwards two packets for each question; with
-    // offload of one direction only, at least one.
+    // Several questions follow each other without a read of the counter: on a slow machine, the read takes longer than
+    // a stack observation is valid. Without offload, the stack forwards two packets for each question; with offload of
+    // one direction only, at least one.
     let is_offloaded = || {
         let before = forwarded();
         (0..5).for_each(|_| assert!(is_answered(&socket)));

@@ -44,7 +44,7 @@ fn large_datagrams_are_translated_in_both_directions() {
     exchange_large_datagrams(&world);
 }
 
-/// On such a Node, kernel conntrack reassembles the fragments, and later fragments the datagram again.
+/// Kernel conntrack reassembles the fragments, and the Node fragments the datagram again when it forwards the datagram.
 #[test]
 fn large_datagrams_are_translated_on_a_node_with_kernel_conntrack() {
     let world = World::new(1);

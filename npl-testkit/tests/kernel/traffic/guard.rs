@@ -120,7 +120,8 @@ fn guard_keeps_the_source_of_replies_after_conntrack_has_lost_the_connection() {
     }
 }
 
-/// Without the guard, the same replies are masqueraded. This test shows that the previous test can detect masquerading.
+/// Without the guard, replies are masqueraded after kernel conntrack has lost the connection's entry. This test shows
+/// that the tests with the guard can detect masquerading.
 #[test]
 fn replies_of_a_lost_connection_are_masqueraded_without_the_guard() {
     let mut world = masquerading();

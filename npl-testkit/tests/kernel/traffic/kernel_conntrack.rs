@@ -88,8 +88,8 @@ fn start(world: &World, directions: &[Direction], bytes: u64, rate: u64) -> Vec<
     each.map(|(server, direction)| Transfer::start(world.client(), server, direction, bytes, rate).unwrap()).collect()
 }
 
-/// The timeouts are four seconds. If the stack saw no packets, the entries would time out, and later packets would be
-/// invalid.
+/// Kernel conntrack's timeouts are four seconds. If the stack saw no packets of offloaded connections, their entries
+/// would time out, and their later packets would be invalid.
 #[test]
 fn kernel_conntrack_keeps_offloaded_connections() {
     let world = offloading();
@@ -163,8 +163,8 @@ fn send_requests(world: &World, sockets: &[UdpSocket; 2]) -> (u64, [BTreeSet<Str
     (questions, ids, last)
 }
 
-/// The ids show whether entries are kept: after a timeout, the next datagram would create an entry with another id, as
-/// a new connection.
+/// The ids of kernel conntrack's entries show whether the entries are kept: after a timeout, the next datagram would
+/// create an entry with another id, as a new connection.
 #[test]
 fn kernel_conntrack_keeps_offloaded_udp_flows_and_times_them_out_afterwards() {
     let world = offloading();

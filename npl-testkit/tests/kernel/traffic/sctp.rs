@@ -218,7 +218,10 @@ fn assert_fragments_translated(
     let packet = Packet { ethernet: Some(sender.wire.ethernet()), ..packet.clone() };
     send(sender.wire, &pieces(&packet, id, 1400));
     let seen = receive_fragments(receiver.wire, family).unwrap_or_else(|parts| {
-        panic!("of {id:#x} in {family:?}, the {} received only fragments at {parts:?}", receiver.name)
+        panic!(
+            "of packet {id:#x} in {family:?}, the {} received only the fragments at the offsets {parts:?}",
+            receiver.name
+        )
     });
     let (Transport::Sctp(sent), Transport::Sctp(received)) = (&packet.transport, &seen.transport) else {
         panic!("{seen:?}")
@@ -395,14 +398,15 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// Tests the same fragmented packets with `--forwarding redirect`.
+/// Tests fragmented SCTP packets with `--forwarding redirect`, in both directions and with the fragments in every
+/// order.
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));
 }
 
 /// A network card that hashes ports to choose a queue may deliver the first fragment, which has ports, to another
-/// processor than the others.
+/// processor than the other fragments. All fragments must be translated.
 #[test]
 fn first_fragment_may_arrive_on_another_processor() {
     let world = world();

@@ -43,7 +43,8 @@ struct Response {
     is_own: bool,
     /// The time until the answer.
     took: Duration,
-    /// Whether a packet of the client was lost; for TCP, only if the answer was late. For UDP, whether the client has sent a datagram again.
+    /// Whether a packet of the client was lost. A TCP client checks this only if the answer was late. For a UDP client,
+    /// a packet counts as lost if the client has sent the datagram again.
     has_lost: bool,
 }
 
