@@ -250,8 +250,8 @@ pub const MAPS: &[Map] = &[
              protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the stack \
              forwarded the first fragment, 34-63 tag of the datagram; 0 if free",
         ),
-        purpose: "Fragment tracking: how a datagram's first fragment was translated, by which later fragments are \
-                  translated.",
+        purpose: "Fragment tracking: the translation of a datagram's first fragment, which the programs apply to the \
+                  later fragments, because these have no ports.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -285,8 +285,8 @@ pub const MAPS: &[Map] = &[
         purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
                   length.",
         written_by: PROGRAMS,
-        when_full: "a fragment keeps its slot for one second; meanwhile, another datagram with the same slot is \
-                    translated by the length that its chunks suggest, or passed to the host and counted as \
+        when_full: "a fragment keeps its slot for one second; meanwhile, the length of another datagram with the same \
+                    slot is estimated from its chunks, or the datagram is passed to the host and counted as \
                     `sctp_fragment`",
     },
     Map {
@@ -330,7 +330,7 @@ pub const MAPS: &[Map] = &[
         capacity: crc::ELEMENTS as u32,
         key: Content::U32("position in the table"),
         value: Content::U32("element of the table"),
-        purpose: "CRC32c table, by which programs update the checksums of SCTP packets.",
+        purpose: "CRC32c table, with which programs update the checksums of SCTP packets.",
         written_by: "agent, at its start",
         when_full: NEVER,
     },
@@ -350,7 +350,9 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program or, before Linux 6.6, by the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of other software.",
+        purpose: "Interface indexes of the devices on which another program of NPL may translate a packet before NPL's \
+                  TC program runs: the XDP program or, before Linux 6.6, the program of a second TC filter, which \
+                  exists while the agent moves NPL's filter ahead of filters of other software.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },
@@ -380,9 +382,9 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::WORDS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on contain the sequence and \
-                  acknowledgement number of a client's segment that opened an entry in the middle of a TCP \
-                  connection.",
+        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on belong to half-open entries \
+                  that a program has created in the middle of a TCP connection. These elements contain the sequence \
+                  number and acknowledgement number of the client's segment for which the entry was created.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -404,8 +406,8 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_STATS,
         key: Content::U32("`stats_index` of a backend; the last two elements are the sums of IPv4 and of IPv6"),
         value: Content::Type(&[MappingStats::LAYOUT]),
-        purpose: "Counters of each mapping; for each IP family, also the sum of removed mappings and of mappings \
-                  without separate counters.",
+        purpose: "Counters of each mapping. For each IP family, one more element contains the sum over removed \
+                  mappings and over mappings without separate counters.",
         written_by: "programs; the agent moves the counters of removed mappings to the sums",
         when_full: "further mappings are counted in the sum of their family",
     },
@@ -480,7 +482,8 @@ const SLOW_REQUESTS: &str =
     "Translates requests that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
 const SLOW_REPLIES: &str =
     "Translates replies that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
-const CONNECT: &str = "Replaces node address and node port by Pod address and Pod port in calls of local clients.";
+const CONNECT: &str =
+    "Replaces node address and node port with Pod address and Pod port in the system calls of local clients.";
 const SHOW_PEER: &str = "Returns to local clients the address that they connected to, in place of the Pod's address.";
 
 const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {

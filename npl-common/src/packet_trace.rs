@@ -50,16 +50,17 @@ pub mod verdict {
 }
 
 map_type! {
-    /// Selects packets whose source or destination has an address and a port.
+    /// Selects packets by the address and port of their source or destination.
     pub struct EndpointFilter: 48, align 8 {
         /// The address; an IPv4 address is in the first four bytes, followed by zeros.
         pub addr: [u64; 2],
-        /// The bits of `addr` that must be equal. 0 selects every address.
+        /// The bits of `addr` that must equal those of the packet's address. 0 selects every address.
         pub addr_mask: [u64; 2],
         /// The port, plus [`IPV6`] (65 536) for an IPv6 address.
         pub port: u32,
-        /// The bits of `port` that must be equal. 0 selects every port and IP family. A packet whose ports are unknown,
-        /// such as a later fragment, matches every port. A packet of a protocol without ports has port 0.
+        /// The bits of `port` that must equal those of the packet's port. 0 selects every port and IP family. A packet
+        /// whose ports are unknown, such as a later fragment, matches every port. A packet of a protocol without ports
+        /// has port 0.
         pub port_mask: u32,
         /// 1 if the element is unused and selects no packet; otherwise 0.
         pub unused: u64,

@@ -21,7 +21,8 @@ map_type! {
     pub struct SocketRnatKeyV4: 16, align 8 {
         /// The kernel's cookie of the socket, which is never reused.
         pub socket: u64,
-        /// In network byte order; a part of the cookie in the entry that names the socket's last Pod.
+        /// In network byte order. In the entry that names the socket's last Pod, this field contains a part of the
+        /// cookie instead of an address.
         pub pod_addr: [u8; 4],
         /// In host byte order; 0 in the entry that names the socket's last Pod.
         pub pod_port: u16,
@@ -47,7 +48,7 @@ map_type! {
 }
 
 map_type! {
-    /// The NAT address that the client connected or sent to last; or the socket's last Pod.
+    /// The NAT address that the client connected or sent to last; in the entry with Pod port 0, the socket's last Pod.
     pub struct SocketRnatV4: 8, align 4 {
         /// A node address, a loopback address, or the last Pod's address; network order.
         pub node_addr: [u8; 4],
