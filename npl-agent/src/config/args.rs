@@ -244,8 +244,8 @@ pub struct RunArgs {
     pub drain: Duration,
 
     /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
-    /// late packets do not reach another Pod: numbers with the units ms, s, m and h, at most a day. Ports that still
-    /// receive packets are reused last.
+    /// late packets do not reach another Pod. Ports that still receive packets are reused last. Give numbers with the
+    /// units ms, s, m and h, at most a day.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
@@ -375,7 +375,7 @@ pub struct RetireArgs {
     #[arg(long, env = "NPL_DAEMON_SET", value_name = "NAME", default_value = "npl-agent")]
     pub daemon_set: String,
 
-    /// Fail if not every Node is retired after this long: numbers with the units ms, s, m and h, at most a day.
+    /// Fail if not every Node is retired after this time. Give numbers with the units ms, s, m and h, at most a day.
     #[arg(long, env = "NPL_TIMEOUT", value_name = "DURATION", default_value = "5m", value_parser = value::duration)]
     pub timeout: Duration,
 }
@@ -399,7 +399,7 @@ pub struct NodeViewArgs {
     #[command(flatten)]
     pub view: ViewArgs,
 
-    /// Read names and states of the running agent from the socket in this folder.
+    /// Read the names of Pods and Services, and the states of mappings, from the running agent's socket in this folder.
     #[arg(long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR)]
     pub runtime_dir: PathBuf,
 }
