@@ -145,8 +145,8 @@ impl Content {
 
 const AGENT: &str = "agent";
 const PROGRAMS: &str = "programs";
-const NEVER: &str = "does not happen: the array always has all elements";
-const OVERWRITES: &str = "does not happen: a new entry overwrites an older entry in the same slot";
+const NEVER: &str = "never, because the array always has all of its elements";
+const OVERWRITES: &str = "never, because a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
 #[expect(clippy::cast_possible_truncation, reason = "the lengths of both tables fit in 32 bits")]
@@ -230,7 +230,9 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_HALF_OPEN_V4, MAP_HALF_OPEN_V6],
         kind: MapKind::Array,
         capacity: half_open::WORDS,
-        key: Content::U32("slot, by a hash of the flow tuple: 65 536 of flows, then 16 384 of handshakes"),
+        key: Content::U32(
+            "slot, selected by a hash of the flow tuple: first 65 536 slots of flows, then 16 384 slots of handshakes",
+        ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
              3 refused), 26-63 tag of the flow; 0 if free",
@@ -244,7 +246,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_FRAGMENT_V4, MAP_FRAGMENT_V6],
         kind: MapKind::Array,
         capacity: fragment::SLOTS,
-        key: Content::U32("slot, by a hash of the datagram"),
+        key: Content::U32("slot, selected by a hash of the datagram"),
         value: Content::U64(
             "bits 0-15 node port (0 if the first fragment was not translated), 16-23 index of the node address, 24-25 \
              protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the stack \
@@ -280,7 +282,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_SCTP_BUFFER],
         kind: MapKind::Array,
         capacity: fragment_buffer::SCTP_FRAGMENTS,
-        key: Content::U32("slot, by a hash of the datagram"),
+        key: Content::U32("slot, selected by a hash of the datagram"),
         value: Content::Type(&[SavedFrame::LAYOUT]),
         purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
                   length.",
@@ -293,7 +295,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6],
         kind: MapKind::Array,
         capacity: host_connection::SLOTS,
-        key: Content::U32("slot, by a hash of the connection"),
+        key: Content::U32("slot, selected by a hash of the connection"),
         value: Content::U64("bits 0-23 time in units of 2^30 ns (1.07 s), 24-63 tag of the connection; 0 if free"),
         purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not \
                   translated.",
@@ -308,9 +310,9 @@ pub const MAPS: &[Map] = &[
         value: Content::U64(
             "time of the last packet or removal in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
         ),
-        purpose: "Unmapped traffic: time of the last packet to each node port without a mapping, or of the removal of its \
-                  last mapping. While the traffic lasts, the agent assigns such a port only if no other port is free. A \
-                  restarted agent keeps the port in quarantine.",
+        purpose: "Unmapped traffic: for each node port without a mapping, the time of the last packet to the port, or \
+                  of the removal of the port's last mapping. While packets arrive, the agent assigns such a port only \
+                  if no other port is free. A restarted agent keeps the port in quarantine.",
         written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },
@@ -318,7 +320,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_SLOW_PATH],
         kind: MapKind::ProgramArray,
         capacity: SLOW_PATH_PROGRAMS.len() as u32,
-        key: Content::U32("number of the slow-path program, in the order of the table of programs"),
+        key: Content::U32("position of the program among the tail-called programs in the table of programs, from 0"),
         value: Content::U32("the program's id"),
         purpose: "Slow-path programs, which the fast-path programs tail-call.",
         written_by: AGENT,
@@ -342,7 +344,7 @@ pub const MAPS: &[Map] = &[
         value: Content::U32("1"),
         purpose: "Uplinks to which replies may be redirected; empty with `--forwarding stack`.",
         written_by: AGENT,
-        when_full: "the host's stack forwards packets of all Pods",
+        when_full: "no packet is redirected: the host's stack forwards the packets of all Pods",
     },
     Map {
         names: &[MAP_XDP_DEVICE],
@@ -370,7 +372,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6],
         kind: MapKind::Array,
         capacity: CACHED_MAPPINGS,
-        key: Content::U32("slot, by node port and protocol"),
+        key: Content::U32("slot, selected by node port and protocol"),
         value: Content::Type(&[CachedMappingV4::LAYOUT, CachedMappingV6::LAYOUT]),
         purpose: "Lookup cache of requests: copies of mappings and next hops.",
         written_by: "programs; the agent clears the cache at its start",
@@ -397,8 +399,8 @@ pub const MAPS: &[Map] = &[
         purpose: "Stack observations: the time at which the stack last forwarded a packet of each direction of a \
                   flow; for `--forwarding offload`.",
         written_by: PROGRAMS,
-        when_full: "does not happen: a flow keeps its slot while it is offloaded, and the stack forwards packets of \
-                    the slot's other flows",
+        when_full: "never, because several flows may share a slot: a flow keeps its slot while it is offloaded, and \
+                    the stack forwards the packets of the slot's other flows",
     },
     Map {
         names: &[MAP_STATS],
