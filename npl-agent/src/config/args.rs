@@ -100,9 +100,9 @@ pub enum Command {
     /// recent first. Flows whose handshake is not complete are not listed.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
-    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a program,
-    /// with the program's verdict and reason. Connections of local clients are translated at the socket, so their
-    /// packets already have the Pod's address, and are shown with the verdict `unrelated` or not at all.
+    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a
+    /// program, with the program's verdict and reason. Connections of local clients are translated at the socket, so
+    /// their packets already have the Pod's address, and are shown with the verdict `unrelated` or not at all.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
     /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets

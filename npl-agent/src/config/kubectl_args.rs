@@ -69,8 +69,8 @@ pub enum KubectlCommand {
     /// Show the published node ports of all Pods, from their annotations.
     #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
     Mappings(ClusterMappingsArgs),
-    /// Show the members that load balancers get from npl-feed for a Service, from each replica of the feed. Exits with 1
-    /// if the replicas differ, 2 if one does not answer.
+    /// Show the members of a Service that each replica of npl-feed sends to load balancers. Exits with 1 if the
+    /// replicas differ, 2 if one does not answer.
     #[command(after_help = "Examples:\n  kubectl npl members web\n  kubectl npl members web:http -n shop -o json")]
     Members(MembersArgs),
     /// Show for each Node whether the Node serves its node ports, as the Node's agent reports. Exits with 0 if all
