@@ -146,8 +146,8 @@ impl Content {
 
 const AGENT: &str = "agent";
 const PROGRAMS: &str = "programs";
-const NEVER: &str = "does not happen: the array always has all elements";
-const OVERWRITES: &str = "does not happen: a new entry overwrites an older entry in the same slot";
+const NEVER: &str = "never, because the array always has all of its elements";
+const OVERWRITES: &str = "never, because a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
 #[expect(clippy::cast_possible_truncation, reason = "the lengths of both tables fit in 32 bits")]
@@ -231,7 +231,9 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_HALF_OPEN_V4, MAP_HALF_OPEN_V6],
         kind: MapKind::Array,
         capacity: half_open::WORDS,
-        key: Content::U32("slot, by a hash of the flow tuple: 65 536 of flows, then 16 384 of handshakes"),
+        key: Content::U32(
+            "slot, selected by a hash of the flow tuple: first 65 536 slots of flows, then 16 384 slots of handshakes",
+        ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
              3 refused), 26-63 tag of the flow; 0 if free",
@@ -245,14 +247,14 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_FRAGMENT_V4, MAP_FRAGMENT_V6],
         kind: MapKind::Array,
         capacity: fragment::SLOTS,
-        key: Content::U32("slot, by a hash of the datagram"),
+        key: Content::U32("slot, selected by a hash of the datagram"),
         value: Content::U64(
             "bits 0-15 node port (0 if the first fragment was not translated), 16-23 index of the node address, 24-25 \
              protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the stack \
              forwarded the first fragment, 34-63 tag of the datagram; 0 if free",
         ),
-        purpose: "Fragment tracking: how a datagram's first fragment was translated, by which later fragments are \
-                  translated.",
+        purpose: "Fragment tracking: the translation of a datagram's first fragment, which the programs apply to the \
+                  later fragments, because these have no ports.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -281,20 +283,20 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_SCTP_BUFFER],
         kind: MapKind::Array,
         capacity: fragment_buffer::SCTP_FRAGMENTS,
-        key: Content::U32("slot, by a hash of the datagram"),
+        key: Content::U32("slot, selected by a hash of the datagram"),
         value: Content::Type(&[SavedFrame::LAYOUT]),
         purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
                   length.",
         written_by: PROGRAMS,
-        when_full: "a fragment keeps its slot for one second; meanwhile, another datagram with the same slot is \
-                    translated by the length that its chunks suggest, or passed to the host and counted as \
+        when_full: "a fragment keeps its slot for one second; meanwhile, the length of another datagram with the same \
+                    slot is estimated from its chunks, or the datagram is passed to the host and counted as \
                     `sctp_fragment`",
     },
     Map {
         names: &[MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6],
         kind: MapKind::Array,
         capacity: host_connection::SLOTS,
-        key: Content::U32("slot, by a hash of the connection"),
+        key: Content::U32("slot, selected by a hash of the connection"),
         value: Content::U64("bits 0-23 time in units of 2^30 ns (1.07 s), 24-63 tag of the connection; 0 if free"),
         purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not \
                   translated.",
@@ -309,9 +311,9 @@ pub const MAPS: &[Map] = &[
         value: Content::U64(
             "time of the last packet or removal in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
         ),
-        purpose: "Unmapped traffic: time of the last packet to each node port without a mapping, or of the removal of its \
-                  last mapping. While the traffic lasts, the agent assigns such a port only if no other port is free. A \
-                  restarted agent keeps the port in quarantine.",
+        purpose: "Unmapped traffic: for each node port without a mapping, the time of the last packet to the port, or \
+                  of the removal of the port's last mapping. While packets arrive, the agent assigns such a port only \
+                  if no other port is free. A restarted agent keeps the port in quarantine.",
         written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },
@@ -319,7 +321,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_SLOW_PATH],
         kind: MapKind::ProgramArray,
         capacity: SLOW_PATH_PROGRAMS.len() as u32,
-        key: Content::U32("number of the slow-path program, in the order of the table of programs"),
+        key: Content::U32("position of the program among the tail-called programs in the table of programs, from 0"),
         value: Content::U32("the program's id"),
         purpose: "Slow-path programs, which the fast-path programs tail-call.",
         written_by: AGENT,
@@ -331,7 +333,7 @@ pub const MAPS: &[Map] = &[
         capacity: crc::ELEMENTS as u32,
         key: Content::U32("position in the table"),
         value: Content::U32("element of the table"),
-        purpose: "CRC32c table, by which programs update the checksums of SCTP packets.",
+        purpose: "CRC32c table, with which programs update the checksums of SCTP packets.",
         written_by: "agent, at its start",
         when_full: NEVER,
     },
@@ -343,7 +345,7 @@ pub const MAPS: &[Map] = &[
         value: Content::U32("1"),
         purpose: "Uplinks to which replies may be redirected; empty with `--forwarding stack`.",
         written_by: AGENT,
-        when_full: "the host's stack forwards packets of all Pods",
+        when_full: "no packet is redirected: the host's stack forwards the packets of all Pods",
     },
     Map {
         names: &[MAP_XDP_DEVICE],
@@ -351,7 +353,9 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Interface indexes of the devices on which a packet may be translated before NPL's TC program runs: by the XDP program or, before Linux 6.6, by the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of other software.",
+        purpose: "Interface indexes of the devices on which another program of NPL may translate a packet before NPL's \
+                  TC program runs: the XDP program or, before Linux 6.6, the program of a second TC filter, which \
+                  exists while the agent moves NPL's filter ahead of filters of other software.",
         written_by: AGENT,
         when_full: "TC translates requests on further devices",
     },
@@ -369,7 +373,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6],
         kind: MapKind::Array,
         capacity: CACHED_MAPPINGS,
-        key: Content::U32("slot, by node port and protocol"),
+        key: Content::U32("slot, selected by node port and protocol"),
         value: Content::Type(&[CachedMappingV4::LAYOUT, CachedMappingV6::LAYOUT]),
         purpose: "Lookup cache of requests: copies of mappings and next hops.",
         written_by: "programs; the agent clears the cache at its start",
@@ -381,9 +385,9 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::WORDS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on contain the sequence and \
-                  acknowledgement number of a client's segment that opened an entry in the middle of a TCP \
-                  connection.",
+        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on belong to half-open entries \
+                  that a program has created in the middle of a TCP connection. These elements contain the sequence \
+                  number and acknowledgement number of the client's segment for which the entry was created.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -396,8 +400,8 @@ pub const MAPS: &[Map] = &[
         purpose: "Stack observations: the time at which the stack last forwarded a packet of each direction of a \
                   flow; for `--forwarding offload`.",
         written_by: PROGRAMS,
-        when_full: "does not happen: a flow keeps its slot while it is offloaded, and the stack forwards packets of \
-                    the slot's other flows",
+        when_full: "never, because several flows may share a slot: a flow keeps its slot while it is offloaded, and \
+                    the stack forwards the packets of the slot's other flows",
     },
     Map {
         names: &[MAP_STATS],
@@ -405,8 +409,8 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_STATS,
         key: Content::U32("`stats_index` of a backend; the last two elements are the sums of IPv4 and of IPv6"),
         value: Content::Type(&[MappingStats::LAYOUT]),
-        purpose: "Counters of each mapping; for each IP family, also the sum of removed mappings and of mappings \
-                  without separate counters.",
+        purpose: "Counters of each mapping. For each IP family, one more element contains the sum over removed \
+                  mappings and over mappings without separate counters.",
         written_by: "programs; the agent moves the counters of removed mappings to the sums",
         when_full: "further mappings are counted in the sum of their family",
     },
@@ -482,7 +486,8 @@ const SLOW_REQUESTS: &str =
     "Translates requests that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
 const SLOW_REPLIES: &str =
     "Translates replies that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
-const CONNECT: &str = "Replaces node address and node port by Pod address and Pod port in calls of local clients.";
+const CONNECT: &str =
+    "Replaces node address and node port with Pod address and Pod port in the system calls of local clients.";
 const SHOW_PEER: &str = "Returns to local clients the address that they connected to, in place of the Pod's address.";
 
 const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {

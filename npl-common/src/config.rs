@@ -16,8 +16,9 @@ map_type! {
         pub port_min: u16,
         /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0: [`FLAG_XDP`]. Bit 1: [`FLAG_HOST_CLIENTS`]. Bits 8 to 15: index of the Node's primary IPv6 address in
-        /// the map `npl_idx2addr_v6`. Other bits are 0.
+        /// Bit 0 ([`FLAG_XDP`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): only local
+        /// clients in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's primary IPv6
+        /// address in the map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,

@@ -61,7 +61,8 @@ pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;
 map_type! {
     /// A saved copy of a fragment's frame.
     pub struct SavedFrame: 2048, align 8 {
-        /// Key of the fragment's datagram, derived from the hash in [`crate::fragment`]; 0 if the element is free.
+        /// Key of the fragment's datagram: a hash of its addresses, identifier and protocol, inverted for fragments
+        /// that were saved at egress; 0 if the element is free.
         pub hash: u64,
         /// Time at which the frame was saved, in units of 1.07 s ([`crate::fragment::time`]); in the SCTP reassembly
         /// buffer, in nanoseconds.

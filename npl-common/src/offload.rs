@@ -29,8 +29,9 @@ pub const INTERVAL_JIFFIES: u32 = 256;
 map_type! {
     /// Stack observations of a flow.
     pub struct StackSeen: 16, align 8 {
-        /// Observation of the client's packets. Bits 0-31: time of the observation in jiffies, or 0 never, 1 pending, 2
-        /// ended ([`since`]). Bits 32-63: tag of the flow.
+        /// Observation of the client's packets. Bits 0-31: time of the observation in jiffies; 0 if there was none, 1
+        /// if it has expired and the stack forwards a packet for a new observation, 2 if the connection has ended or is
+        /// ending ([`since`]). Bits 32-63: tag of the flow.
         pub request: u64,
         /// Observation of the Pod's packets; bits as in `request`.
         pub reply: u64,

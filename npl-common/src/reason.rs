@@ -62,11 +62,11 @@ reasons! {
     /// The packet belongs to a connection that the Node itself opened from a port of the range, such as a masqueraded
     /// connection; the packet is passed to the host unchanged.
     HostConnection = 10, "host_connection";
-    /// The packet's destination is a node address, and its IPv6 extension headers are too many, cut off, or a source
-    /// route with segments left; the packet is passed to the host unchanged.
+    /// The packet's destination is a node address, and the packet has more than six IPv6 extension headers, one that is
+    /// cut off, or a routing header with segments left; the packet is passed to the host unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
-    /// The packet is an ICMP error about a packet of no known flow: of the Node's own traffic, of a flow that has
-    /// ended, or forged; the error is passed to the host unchanged.
+    /// The packet is an ICMP error whose quoted packet belongs to no known flow: the quoted packet is the Node's own
+    /// traffic, its flow has ended, or the quote is forged; the error is passed to the host unchanged.
     UntrackedError = 12, "untracked_error";
 }
 

@@ -92,16 +92,17 @@ pub enum Command {
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
     /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
-    /// The first condition that does not hold is marked, with the section of the documents about it. Exits with 0 if
-    /// every condition holds, 1 if one does not, 2 without a running agent.
+    /// Marks the first condition that does not hold, and names the section of the documentation about it. Exits with 0
+    /// if every condition holds, 1 if one does not, 2 without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
     /// recent first. Flows whose handshake is not complete are not listed.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
-    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a program,
-    /// with the program's verdict and reason. No program at a device translates packets of local clients.
+    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a
+    /// program, with the program's verdict and reason. Connections of local clients are translated at the socket, so
+    /// their packets already have the Pod's address, and are shown with the verdict `unrelated` or not at all.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
     /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets
@@ -116,8 +117,9 @@ pub enum Command {
     /// label of an object.
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(BundleArgs),
-    /// Load the kernel programs before an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel adds
-    /// no Spectre mitigations to the programs, which makes them faster; without `CAP_PERFMON`, load does nothing.
+    /// Load the kernel programs for an agent that starts later and has fewer capabilities. With `CAP_PERFMON`, the
+    /// kernel adds no Spectre mitigations to the programs, which makes them faster; without `CAP_PERFMON`, load does
+    /// nothing.
     Load(LoadArgs),
     /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
     /// and connections break. `--dry-run` lists what would be removed, and changes nothing.
@@ -202,8 +204,8 @@ pub struct RunArgs {
     pub attach: Attach,
 
     /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two if the Node has none. Alternatively,
-    /// publish these addresses, at most one of each IP family, or the Node's first address in one of these ranges. A
-    /// published address stays as long as the Node lists it, in any order.
+    /// publish these addresses, at most one of each IP family, or the Node's first address in one of these ranges. If
+    /// the order of the Node's addresses changes, the published address stays the same.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -219,8 +221,9 @@ pub struct RunArgs {
     pub annotation_domain: String,
 
     /// Read only Services with these labels, in the syntax of `kubectl get --selector`, so that the API server sends
-    /// less data in large clusters. Node ports of other Services are withdrawn, as without the annotation. The agent
-    /// does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all Services.
+    /// less data in large clusters. Node ports of other Services are withdrawn, as if these Services were not enabled.
+    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all
+    /// Services.
     #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
     pub service_selector: Option<String>,
 
@@ -241,8 +244,8 @@ pub struct RunArgs {
     pub drain: Duration,
 
     /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
-    /// late packets do not reach another Pod: numbers with the units ms, s, m and h, at most a day. Ports that still
-    /// receive packets are reused last.
+    /// late packets do not reach another Pod. Ports that still receive packets are reused last. Give numbers with the
+    /// units ms, s, m and h, at most a day.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
@@ -372,7 +375,7 @@ pub struct RetireArgs {
     #[arg(long, env = "NPL_DAEMON_SET", value_name = "NAME", default_value = "npl-agent")]
     pub daemon_set: String,
 
-    /// Fail if not every Node is retired after this long: numbers with the units ms, s, m and h, at most a day.
+    /// Fail if not every Node is retired after this time. Give numbers with the units ms, s, m and h, at most a day.
     #[arg(long, env = "NPL_TIMEOUT", value_name = "DURATION", default_value = "5m", value_parser = value::duration)]
     pub timeout: Duration,
 }
@@ -396,7 +399,7 @@ pub struct NodeViewArgs {
     #[command(flatten)]
     pub view: ViewArgs,
 
-    /// Read names and states of the running agent from the socket in this folder.
+    /// Read the names of Pods and Services, and the states of mappings, from the running agent's socket in this folder.
     #[arg(long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR)]
     pub runtime_dir: PathBuf,
 }
@@ -412,7 +415,7 @@ pub struct StatusArgs {
     #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
     pub interval: Duration,
 
-    /// Wait until the Node is healthy, at most five minutes. A value sets another maximum. The exit code describes
+    /// Wait until the Node is healthy, at most five minutes. `--wait=2m` sets another maximum. The exit code describes
     /// the state at the end of the wait.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
@@ -472,7 +475,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "IP|CIDR")]
     pub client: Option<SourceRange>,
 
-    /// Follow the packets with this port of the client.
+    /// Follow the packets from and to this port of the client.
     #[arg(long, value_name = "PORT")]
     pub client_port: Option<u16>,
 
@@ -572,8 +575,8 @@ pub struct MappingsArgs {
     #[arg(long, short)]
     pub all: bool,
 
-    /// Print the table again every two seconds, with packets per second, until interrupted. A value sets another
-    /// interval: numbers with the units ms, s, m and h, at least 1s.
+    /// Print the table again every two seconds, with packets per second, until interrupted. `--watch=10s` sets another
+    /// interval, at least 1s, with the units ms, s, m and h.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true,
         default_missing_value = "2s", value_parser = value::interval

@@ -69,12 +69,12 @@ pub enum KubectlCommand {
     /// Show the published node ports of all Pods, from their annotations.
     #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
     Mappings(ClusterMappingsArgs),
-    /// Show the members that load balancers get from npl-feed for a Service, from each replica of the feed. Exits with 1
-    /// if the replicas differ, 2 if one does not answer.
+    /// Show the members of a Service that each replica of npl-feed sends to load balancers. Exits with 1 if the
+    /// replicas differ, 2 if one does not answer.
     #[command(after_help = "Examples:\n  kubectl npl members web\n  kubectl npl members web:http -n shop -o json")]
     Members(MembersArgs),
-    /// Show whether every Node serves its node ports, as its agent reports it. Exits with 0 if all Nodes are healthy, 1
-    /// if traffic of one is at risk, 2 if the state of one cannot be read.
+    /// Show for each Node whether the Node serves its node ports, as the Node's agent reports. Exits with 0 if all
+    /// Nodes are healthy, 1 if traffic of one is at risk, 2 if the state of one cannot be read.
     #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
     Status(ClusterStatusArgs),
     /// Compare the annotations of all Pods with the Services and with the addresses of the Nodes. Exits with 1 on any
@@ -90,10 +90,11 @@ pub enum KubectlCommand {
     /// be tried passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
-    /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, and the views of
-    /// the cluster. If the documents of a Node cannot be read, the command continues with the other Nodes, and
-    /// summary.json contains the reason. The archive contains no Secret, no environment, no log, no label, and no
-    /// annotation of other software. Exits with 2 if documents of a Node or of the cluster are missing.
+    /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, the results of
+    /// `kubectl npl status`, `mappings` and `check`, and lists of the Nodes and agents. If the documents of a Node
+    /// cannot be read, the command continues with the other Nodes, and summary.json contains the reason. The archive
+    /// contains no Secret, no environment, no log, no label, and no annotation of other software. Exits with 2 if
+    /// documents of a Node or of the cluster are missing.
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(ClusterBundleArgs),
     /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor, bundle, cleanup. The command

@@ -80,7 +80,8 @@ meanings! {
     OP_OUTCOMES of OpOutcome {
         Done: "The operation succeeded.",
         PortTaken: "Another process uses the node port; the agent tries another node port.",
-        RecentTraffic: "Clients still send datagrams to the UDP node port of an earlier mapping; the agent tries another node port.",
+        RecentTraffic: "Within the last two minutes, a packet arrived at the node port without a mapping, or the \
+                        port's mapping was removed; the agent tries another node port.",
         Retry: "The operation failed, and the agent retries it after a back-off; the agent's log has the error.",
         Gone: "The Pod is deleted.",
     }
@@ -133,8 +134,8 @@ meanings! {
     REMOVAL_CAUSES of RemovalCause {
         Expired: "The flow had ended, or no packet arrived within its timeout.",
         MappingRemoved: "The mapping of the flow was removed.",
-        Evicted: "The table was full, and the kernel evicted the least recently used entries. The client's next packet \
-                  recreates an entry.",
+        Evicted: "The table was full, and the kernel evicted the least recently used entries. The next packet of a \
+                  flow's client recreates the flow's entry.",
     }
     SWEPT_TABLES of SweptTable {
         HalfOpen: "Half-open cache: flows without a complete handshake, and copies of established flows. The fuller the cache, the \
@@ -149,8 +150,10 @@ meanings! {
 
 const DIRECTIONS: &[(&str, &str)] =
     &[("request", "Packets from the client to the Pod."), ("reply", "Packets from the Pod to the client.")];
-const FLOW_STATES: &[(&str, &str)] =
-    &[("new", "The first packet of the flow was translated."), ("established", "The Pod has answered.")];
+const FLOW_STATES: &[(&str, &str)] = &[
+    ("new", "The first packet of the flow was translated."),
+    ("established", "The handshake or the first exchange of packets was completed."),
+];
 
 /// The labels of each metric with labels.
 const LABELS: &[(&str, &[Label])] = &[

@@ -381,8 +381,8 @@ impl Families {
         );
         registry.register(
             "flow_table_removals",
-            "Entries that left the flow table, by IP family and cause; the kernel reports no evictions, so the agent computes \
-             them at each sweep from the numbers of new, removed and remaining entries",
+            "Entries that left the flow table, by IP family and cause. The kernel reports no evictions, so the agent \
+             computes their number at each sweep from the numbers of new, removed and remaining entries",
             flow_removals,
         );
         registry.register(
@@ -406,8 +406,9 @@ impl Families {
         );
         registry.register(
             "programs_ahead",
-            "Programs of other software that stay ahead of NPL's on uplinks; if one of them returns a final verdict, NPL's \
-             does not run; known before Linux 6.6, and with --forwarding redirect or offload",
+            "Programs of other software that run before NPL's programs on uplinks. If one of them returns a final \
+             verdict, NPL's program does not run. Measured only before Linux 6.6, and with --forwarding redirect or \
+             offload",
             programs_ahead,
         );
     }
@@ -421,7 +422,11 @@ impl Families {
     ) {
         registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
         registry.register("node_ports", "Node ports of --port-range, by IP family, protocol and state", ports);
-        registry.register("devices", "Selected devices with the programs (attached) and without (failed)", devices);
+        registry.register(
+            "devices",
+            "Selected devices by state: attached if the programs are attached to the device, else failed",
+            devices,
+        );
         registry.register(
             "problems",
             "Problems that keep Pod ports from being served as requested, by reason of the Event",

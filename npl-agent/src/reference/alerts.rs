@@ -70,7 +70,7 @@ pub(super) const ALERTS: [Alert; 13] = [
         expression: "time() - npl_last_successful_pass_timestamp_seconds > 120",
         wait: "5m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} has completed no pass for {{ $value | humanizeDuration }}.",
+        summary: "The agent of {{ $labels.instance }} has completed no pass without a failed operation for {{ $value | humanizeDuration }}.",
     },
     Alert {
         name: "NPLAnnotationsRefused",
@@ -119,7 +119,7 @@ pub(super) const ALERTS: [Alert; 13] = [
         expression: r#"increase(npl_datapath_reason_packets_total{reason=~"rewrite_failed|flow_table_full"}[15m]) > 0"#,
         wait: "0m",
         severity: "warning",
-        summary: "{{ $labels.instance }} drops packets of mappings: {{ $labels.reason }}.",
+        summary: "{{ $labels.instance }} drops packets (rewrite_failed) or stores no entry for new connections (flow_table_full): {{ $labels.reason }}.",
     },
 ];
 

@@ -19,8 +19,8 @@ pub(super) fn body() -> String {
         .flat_map(|(name, of)| subcommands(name, of))
         .collect();
     let mut text =
-        "A flag takes precedence over its variable. An invalid value ends the command with exit code 2 and one \
-                    sentence that names the flag and a valid example.\n\n"
+        "A flag takes precedence over its variable. An invalid value ends the command with exit code 2 and an error \
+         message that names the flag and a valid example.\n\n"
             .to_owned();
     text += &table(
         &["command", "purpose"],
@@ -37,7 +37,7 @@ pub(super) fn body() -> String {
         text += &section(title, subcommand);
     }
     text += &heading(2, "kubectl npl");
-    text += "These flags belong to every command of the plug-in.\n";
+    text += "Every command of the plug-in has these flags.\n\n";
     text += &section_of_flags("kubectl npl", &plugin);
     text
 }

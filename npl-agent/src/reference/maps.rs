@@ -69,7 +69,7 @@ fn map_section(map: &Map) -> String {
         several => format!("{} elements", number(several as usize)),
     };
     let per_cpu = if map.kind == MapKind::PerCpuArray { " for each CPU" } else { "" };
-    let families = if map.names.len() > 1 { ", for IPv4 and IPv6 each" } else { "" };
+    let families = if map.names.len() > 1 { " in the map of each IP family" } else { "" };
     let lines = [
         ("Type", format!("{}, {elements}{per_cpu}{families}", code(map.kind.name()))),
         ("Key", content(map.key)),

@@ -17,11 +17,11 @@ pub(super) fn body() -> String {
         "`--max-flows` (`config.maxFlows` in the chart) is the number of established flows of each IP family that a Node has room \
          for. With `auto`, the number depends on the memory of the machine; on machines with so many CPUs that the maps would \
          not fit into the container's default memory limit, the number is smaller. Socket reverse NAT for local clients has room \
-         for an eighth as many entries, at least 16 384; each open socket uses two entries.\n\n\
+         for an eighth as many entries, at least 16 384; each open socket of a local client uses two entries.\n\n\
          The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
-         `max_entries` of these maps is larger by their number, so that the stated number of flows is always available. \
-         Possible CPUs are those in `/sys/devices/system/cpu/possible`, which hypervisors make larger than the number of CPUs \
-         present.\n\n\
+         The agent therefore adds the number of reserved elements to `max_entries` of these maps, so that the stated \
+         number of flows is always available. Possible CPUs are those in `/sys/devices/system/cpu/possible`; on a virtual \
+         machine, there may be more of them than CPUs present.\n\n\
          The half-open cache, the lookup caches and the other slot arrays have constant sizes: programs select a slot by a hash \
          and a constant mask, and the slots are few so that they stay in the CPU's cache during a flood. Counters and fragment \
          buffers take memory for each possible CPU. The tables do not include the ranges of allow-lists, for which the kernel \
@@ -60,8 +60,9 @@ pub(super) fn body() -> String {
             [number_of(possible_cpus.into())].into_iter().chain(FLOWS.iter().map(memory)).collect()
         }),
     );
-    text + "\nThe limit of the agent's container (`resources.limits.memory`) must exceed the maps by the agent's memory. If the maps \
-            alone exceed the limit, the agent does not start, and its error names a sufficient limit.\n"
+    text + "\nThe memory limit of the agent's container (`resources.limits.memory`) must be at least the memory of the \
+            maps plus that of the agent. If the maps alone exceed the limit, the agent does not start, and its error \
+            names a sufficient limit.\n"
 }
 
 /// Converts bytes to mebibytes. Rounds up, so that the result is sufficient as a memory limit.

@@ -54,8 +54,8 @@ event_reasons! {
         "The Node has no address of an IP family of the Service. The Pod gets no node port of that family.",
         "Add an address of the family to the Node, or name an address of the Node with `NPL_NODE_IP`.";
     AddressConflict on Pod,
-        "Another Pod of the Node has the same address and gets the traffic: the Pod that got the address last, unless \
-         that Pod is being deleted.",
+        "Another Pod of the Node has the same address and gets the traffic. Of Pods with the same address, NPL serves \
+         the Pod that got the address last, unless that Pod is being deleted.",
         "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
     PodOnNodeNetwork on Pod,
         "The route to the Pod leaves through a device that clients use: the Pod is attached to the Node's own network \

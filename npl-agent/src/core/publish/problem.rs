@@ -213,7 +213,7 @@ impl fmt::Display for Cause {
                  the agent's --protocol-pairing=merged"
             ),
             Self::UnsupportedFamily { family } => {
-                write!(f, "the agent does not serve family {family}: add another one to spec.ipFamilies")
+                write!(f, "the agent does not serve family {family}: add another family to spec.ipFamilies")
             }
             Self::NoNodeAddress { family } => {
                 write!(f, "the node has no {family} address to publish: add one to the node, or name it with --node-ip")

@@ -286,7 +286,7 @@ fn an_unsupported_family_is_reported_once_for_the_service() {
             start
             pod default/a app=web 10.0.0.5 2001:db8::5
             show
-                UnsupportedFamily: service default/web: the agent does not serve family IPv6: add another one to spec.ipFamilies
+                UnsupportedFamily: service default/web: the agent does not serve family IPv6: add another family to spec.ipFamilies
             service default/web app=web 8080/tcp dual
                 reserve 61000/tcp IPv4
                 map 61000/tcp IPv4 -> 10.0.0.5 8080
