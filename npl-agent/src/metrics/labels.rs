@@ -254,7 +254,7 @@ impl DeviceState {
     }
 }
 
-/// Why an entry was removed from the connection tracking map; also the value of the metric label `cause`.
+/// Why an entry was removed from NPL's flow table; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
     /// The connection had ended, or had been idle for longer than its timeout.
