@@ -92,16 +92,17 @@ pub enum Command {
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
     /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
-    /// The first condition that does not hold is marked, with the section of the documents about it. Exits with 0 if
-    /// every condition holds, 1 if one does not, 2 without a running agent.
+    /// The first condition that does not hold is marked, with the section of the documentation about it. Exits with 0
+    /// if every condition holds, 1 if one does not, 2 without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
     /// recent first. Flows whose handshake is not complete are not listed.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
-    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a program,
-    /// with the program's verdict and reason. No program at a device translates packets of local clients.
+    /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a
+    /// program, with the program's verdict and reason. Packets of local clients are not shown, because no program at a
+    /// device translates them: NPL connects the sockets of these clients to Pods directly.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
     /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets
@@ -201,9 +202,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: Attach,
 
-    /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two if the Node has none. Alternatively,
-    /// publish these addresses, at most one of each IP family, or the Node's first address in one of these ranges. A
-    /// published address stays as long as the Node lists it, in any order.
+    /// Publish the Node's `InternalIP` or `ExternalIP`. If the Node has no address of the chosen type, publish the
+    /// address of the other type. Alternatively, publish these addresses, at most one of each IP family, or the Node's
+    /// first address in one of these ranges. A published address stays as long as the Node lists it, in any order.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -241,8 +242,8 @@ pub struct RunArgs {
     pub drain: Duration,
 
     /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
-    /// late packets do not reach another Pod: numbers with the units ms, s, m and h, at most a day. Ports that still
-    /// receive packets are reused last.
+    /// late packets do not reach another Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that
+    /// still receive packets are reused last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
@@ -372,7 +373,7 @@ pub struct RetireArgs {
     #[arg(long, env = "NPL_DAEMON_SET", value_name = "NAME", default_value = "npl-agent")]
     pub daemon_set: String,
 
-    /// Fail if not every Node is retired after this long: numbers with the units ms, s, m and h, at most a day.
+    /// Fail if not every Node is retired after this time. Give numbers with the units ms, s, m and h, at most a day.
     #[arg(long, env = "NPL_TIMEOUT", value_name = "DURATION", default_value = "5m", value_parser = value::duration)]
     pub timeout: Duration,
 }
@@ -404,7 +405,7 @@ pub struct NodeViewArgs {
 /// Flags of `status`.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// Where to read, and how to print.
+    /// The sources of the Node's state, and the output format.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -412,7 +413,7 @@ pub struct StatusArgs {
     #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
     pub interval: Duration,
 
-    /// Wait until the Node is healthy, at most five minutes. A value sets another maximum. The exit code describes
+    /// Wait until the Node is healthy, at most five minutes. `--wait=1m` sets another maximum. The exit code describes
     /// the state at the end of the wait.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
@@ -428,7 +429,7 @@ pub struct WhyArgs {
     #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
     pub object: Question,
 
-    /// Where to read, and how to print.
+    /// The sources of the Node's state, and the output format.
     #[command(flatten)]
     pub node: NodeViewArgs,
 }
@@ -436,7 +437,7 @@ pub struct WhyArgs {
 /// Flags of `flows`.
 #[derive(Debug, Clone, Args)]
 pub struct FlowsArgs {
-    /// Where to read, and how to print; JSON is one object per line.
+    /// The sources of the Node's state, and the output format; JSON is one object per line.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -464,7 +465,7 @@ pub struct FlowsArgs {
 /// Flags of `trace`.
 #[derive(Debug, Clone, Args)]
 pub struct TraceArgs {
-    /// Where to read, and how to print; JSON is one object per line.
+    /// The sources of the Node's state, and the output format; JSON is one object per line.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -497,11 +498,11 @@ pub struct TraceArgs {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 
-    /// End after this time: a number with the units ms, s, m and h.
+    /// End after this time. Give numbers with the units ms, s, m and h.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub duration: Duration,
 
-    /// Record this many packets per second and CPU at most.
+    /// Record at most this many packets per second on each CPU.
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
 
@@ -514,11 +515,11 @@ pub struct TraceArgs {
 /// Flags of `top`.
 #[derive(Debug, Clone, Args)]
 pub struct TopArgs {
-    /// Where to read.
+    /// The sources of the Node's state.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Draw again at this interval: numbers with the units ms, s, m and h, at least 1s.
+    /// Draw the screen again at this interval. Give numbers with the units ms, s, m and h, at least 1s.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = value::interval)]
     pub interval: Duration,
 }
@@ -526,8 +527,8 @@ pub struct TopArgs {
 /// Flags of `bundle`.
 #[derive(Debug, Clone, Args)]
 pub struct BundleArgs {
-    /// Where to read the Node's state; with `--output json`, the documents are printed as one object instead of an
-    /// archive.
+    /// The sources of the Node's state, and the output format; with `--output json`, the command prints the documents
+    /// as one object instead of an archive.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -543,7 +544,7 @@ pub struct BundleArgs {
 /// Flags of `mappings`.
 #[derive(Debug, Clone, Args)]
 pub struct MappingsArgs {
-    /// Where to read, and how to print.
+    /// The sources of the Node's state, and the output format.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -572,8 +573,8 @@ pub struct MappingsArgs {
     #[arg(long, short)]
     pub all: bool,
 
-    /// Print the table again every two seconds, with packets per second, until interrupted. A value sets another
-    /// interval: numbers with the units ms, s, m and h, at least 1s.
+    /// Print the table again every two seconds, with packets per second, until interrupted. `--watch=10s` sets another
+    /// interval: at least 1s, in the units ms, s, m and h.
     #[arg(
         long, value_name = "DURATION", num_args = 0..=1, require_equals = true,
         default_missing_value = "2s", value_parser = value::interval

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::{Kubectl, interrupt::Interrupt, text_at};
 use crate::cli::note;
 
-/// The limit for the removal of a Namespace.
+/// The time limit for the removal of a Namespace.
 const REMOVAL: Duration = Duration::from_mins(5);
-/// The limit for one attempt of the removal.
+/// The option of `kubectl delete` with the time limit of one attempt to remove a Namespace.
 const ATTEMPT: &str = "--timeout=90s";
 /// The number of attempts to remove a Namespace.
 const ATTEMPTS: usize = 3;
@@ -106,7 +106,7 @@ pub(super) fn name_leftovers(kubectl: Kubectl<'_>, kind: &Kind) -> anyhow::Resul
     for namespace in kubectl.list(&["namespaces", "--selector", &selector])? {
         if let Some(name) = leftover(&namespace, kind) {
             let remedy = kubectl.line(&["delete", "namespace", name]);
-            note(&format!("Namespace {name} is of another command: unless it is still running, `{remedy}`"));
+            note(&format!("another command has created Namespace {name}: if that command has ended, run `{remedy}`"));
         }
     }
     Ok(())

@@ -84,7 +84,7 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     }
     if left_out.rate_limited > 0 {
         sentences.push(format!(
-            "{} more records exceeded --rate {rate} per second and CPU: select fewer packets, or raise it",
+            "{} more records exceeded --rate {rate} per second and CPU: select fewer packets, or raise --rate",
             left_out.rate_limited
         ));
     }

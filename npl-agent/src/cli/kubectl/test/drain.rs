@@ -172,8 +172,8 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
 }
 
 /// Sends requests until the end of the drain is certain: until a request is not answered, or until a request that was
-/// sent after the latest possible end of the drain is answered. The withdrawal was requested between `start` and
-/// `disabled`, the time since `start`.
+/// sent after the latest possible end of the drain is answered. The test requested the withdrawal after `start`, and at
+/// most `disabled` later.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),
