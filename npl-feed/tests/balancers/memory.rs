@@ -187,7 +187,8 @@ impl LargeCluster {
         api_server::until("resident memory within the limit", || {
             let [all, own] = ["VmRSS", "RssAnon"].map(|name| field(&self.process, name));
             println!("{MEMBERS} members: {all} KiB, of which {own} KiB are not pages of the program");
-            // An unoptimized program alone takes more than half of the limit.
+            // In a debug build, the pages of the program's file are not counted, because they alone take more than half
+            // of the limit.
             (if cfg!(debug_assertions) { own } else { all } <= limit).then_some(())
         });
     }
@@ -195,7 +196,7 @@ impl LargeCluster {
 
 impl Drop for LargeCluster {
     fn drop(&mut self) {
-        // A failed test shows its own error.
+        // An error of the removal is ignored, so that a failed test shows its own error.
         drop(fs::remove_dir_all(&self.folder));
     }
 }

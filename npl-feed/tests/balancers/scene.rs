@@ -194,7 +194,7 @@ impl Scene {
 
     /// Checks that no request failed, and that no Pod of another Service answered one.
     pub(crate) fn finish(mut self) {
-        // Envoy validates each resource that it gets; the others use no xDS.
+        // Envoy acknowledges each valid xDS resource; the other load balancers do not use xDS.
         let feed = self.feeds[0].as_ref().unwrap();
         assert_eq!(feed.has_accepted_resources(), self.name == ENVOY.name);
         let seen = self.load.as_ref().unwrap().seen();
@@ -215,7 +215,7 @@ impl Scene {
     fn add(&mut self) -> String {
         let number = self.started;
         self.started += 1;
-        // The order of the names is that of the Pods' age.
+        // All numbers have three digits, so the alphabetical order of the names is the order in which the Pods start.
         let name = format!("web-{number:03}");
         self.backends.start(&name, address(number));
         self.put(&name, &pod(&name, "web", number));
