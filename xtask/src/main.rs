@@ -62,7 +62,7 @@ enum Command {
     Test(test::Options),
     /// Run the checks that need no root: formatting, lints, tidy, commit subjects, documentation, unit tests.
     Check(check::Options),
-    /// Render the manifests of deploy/ and the page of its values from the Helm chart.
+    /// Render the manifests of deploy/, and the page of the chart's values, from the Helm chart.
     Chart(chart::Options),
     /// Render docs/reference/ from the code, and the picture of docs/performance.md from the result there.
     Docs(docs::Options),

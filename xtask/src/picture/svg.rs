@@ -158,7 +158,7 @@ mod tests {
         let text = draw(&groups());
         assert_eq!((text.matches("<rect").count(), text.matches("NPL ÷ plain routing").count()), (2, 2));
         assert!(text.contains(">15.25</text>") && text.contains(">new flows</text>") && text.ends_with("</svg>\n"));
-        // XML forbids two hyphens in a comment.
+        // XML forbids two hyphens within a comment, so the only ones are those of the comment's `<!--` and `-->`.
         assert_eq!(text.matches("--").count(), 2, "{text}");
         for element in ["text", "title", "svg"] {
             let opened = text.matches(&format!("<{element} ")).count() + text.matches(&format!("<{element}>")).count();
@@ -176,7 +176,8 @@ mod tests {
         0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
     }
 
-    /// No color has a contrast above 4.4 on both pages. WCAG 2 asks for 3 for graphics and large text.
+    /// WCAG 2 asks for a contrast of at least 3 for graphics and large text. The limits here are not above 4.0, because
+    /// no color has a contrast above 4.4 on both the white and the dark page.
     #[test]
     fn the_colors_are_readable_on_light_and_dark_pages() {
         for (color, least) in [(TEXT, 4.0), (FASTER, 3.5), (SLOWER, 3.5)] {
