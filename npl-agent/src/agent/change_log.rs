@@ -154,8 +154,8 @@ impl ChangeLog {
         warn!(
             %err,
             left_out,
-            "another process holds a node port, so the Pod gets another node port: disable Antrea's NodePortLocal before \
-             NPL starts, or find the process with `ss -tulnp`. This warning is logged at most once per minute"
+            "another process holds a node port, so the Pod gets another node port: disable Antrea's NodePortLocal \
+             before NPL starts, or find the process with `ss -tulnp`. This warning is logged at most once per minute"
         );
     }
 
@@ -336,8 +336,8 @@ impl ChangeLog {
                 count,
                 pod_ip,
                 "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main \
-                 table for a mark: replies leave through another interface than that of the request, and may be \
-                 dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
+                 table for marked packets: replies leave through another interface than that of the request, and may \
+                 be dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
                 count,

@@ -406,8 +406,9 @@ impl Families {
         );
         registry.register(
             "programs_ahead",
-            "Programs of other software that stay ahead of NPL's on uplinks; if one of them returns a final verdict, NPL's \
-             does not run; known before Linux 6.6, and with --forwarding redirect or offload",
+            "Programs of other software that remain ahead of NPL's programs on uplinks; if one of them returns a final \
+             verdict, NPL's program does not run; counted only before Linux 6.6, and with --forwarding redirect or \
+             offload",
             programs_ahead,
         );
     }

@@ -19,13 +19,13 @@ pub(super) fn body() -> String {
          not fit into the container's default memory limit, the number is smaller. Socket reverse NAT for local clients has room \
          for an eighth as many entries, at least 16 384; each open socket uses two entries.\n\n\
          The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
-         `max_entries` of these maps is larger by their number, so that the stated number of flows is always available. \
-         Possible CPUs are those in `/sys/devices/system/cpu/possible`, which hypervisors make larger than the number of CPUs \
-         present.\n\n\
+         `max_entries` of these maps is larger by the number of reserved elements, so that the stated number of flows is \
+         always available. Possible CPUs are those in `/sys/devices/system/cpu/possible`, which hypervisors make larger \
+         than the number of CPUs present.\n\n\
          The half-open cache, the lookup caches and the other slot arrays have constant sizes: programs select a slot by a hash \
          and a constant mask, and the slots are few so that they stay in the CPU's cache during a flood. Counters and fragment \
-         buffers take memory for each possible CPU. The tables do not include the ranges of allow-lists, for which the kernel \
-         allocates memory when they are written.\n\n\
+         buffers take memory for each possible CPU. The tables do not include the memory of allowed sources, \
+         which the kernel allocates when the agent writes them.\n\n\
          A changed number takes effect when the agent's Pod restarts: the agent copies the entries to the new maps \
          ([upgrade](../upgrade.md)).\n",
     );

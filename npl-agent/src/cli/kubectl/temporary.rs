@@ -78,7 +78,10 @@ impl<'a> TemporaryNamespace<'a> {
     /// Removes the Namespace with all objects. If the removal fails, writes a command for the user to standard error,
     /// and returns `false`.
     pub(super) fn remove(&self, interrupt: &Interrupt) -> bool {
-        note(&format!("removing Namespace {}; another Ctrl-C leaves it behind", self.name));
+        note(&format!(
+            "removing Namespace {}; another Ctrl-C ends this command and leaves the Namespace behind",
+            self.name
+        ));
         let removed = self.try_remove(&interrupt.renewed(REMOVAL));
         if let Err(error) = &removed {
             let remedy = self.kubectl.line(&["delete", "namespace", &self.name]);

@@ -31,7 +31,10 @@ impl<'a> NodePlan<'a> {
             Some(agent) => format!("the agent's container does not run ({})", agent.state),
             None => "no agent's Pod is on this Node".to_owned(),
         };
-        bail!("{reason}: `kubectl npl on {} --create-pod bundle` collects this Node in a new Pod", self.node)
+        bail!(
+            "{reason}: `kubectl npl on {} --create-pod bundle` collects the documents of this Node in a new Pod",
+            self.node
+        )
     }
 }
 
