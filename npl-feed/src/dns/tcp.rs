@@ -58,7 +58,7 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
         };
         if is_refused {
             handler.status.count_refused(INTERFACE);
-            debug!(interface = INTERFACE, %peer, "a connection was refused, or the oldest connection was closed for it");
+            debug!(interface = INTERFACE, %peer, "a connection was refused, or the oldest one was closed for it");
         }
     }
 }

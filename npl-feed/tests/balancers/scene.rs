@@ -39,8 +39,7 @@ use crate::{
 
 /// The timeout of each wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(3);
-/// The number of successive requests without a request to a Pod, after which the load balancer counts as not using the
-/// Pod.
+/// If this many successive requests reach other Pods, the load balancer counts as no longer using a Pod.
 pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
