@@ -46,7 +46,7 @@ pub enum OpError {
     RecentTraffic {
         /// The node port that was not reserved.
         frontend: Frontend,
-        /// How long no packet may arrive at the port until the port counts as unused.
+        /// How much longer no packet may arrive at the port before the port counts as unused.
         wait: Duration,
     },
 }

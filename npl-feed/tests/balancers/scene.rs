@@ -108,8 +108,8 @@ impl Feed {
 }
 
 impl Scene {
-    /// Starts two Pods, a Pod of another Service on the same Node, as many replicas of the feed as the configuration
-    /// names, and the load balancer under load. Only the first replica is ever stopped.
+    /// Starts two Pods of the Service, a Pod of another Service, `replicas` replicas of the feed, and the load balancer
+    /// under load. Only the first replica is ever stopped.
     pub(crate) fn start(balancer: &LoadBalancer, replicas: usize) -> Self {
         let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let folder = new_folder(balancer.name);
@@ -135,7 +135,7 @@ impl Scene {
         scene
     }
 
-    /// Adds four Pods, several of them on the same Node.
+    /// Adds four Pods, two of them on the same Node.
     pub(crate) fn scale_up(&mut self) {
         let started = Instant::now();
         let names: Vec<String> = (0..4).map(|_| self.add()).collect();
@@ -214,7 +214,7 @@ impl Scene {
     fn add(&mut self) -> String {
         let number = self.started;
         self.started += 1;
-        // All numbers have three digits, so the alphabetical order of the names is the order in which the Pods start.
+        // With three digits, the alphabetical order of these names is the order in which the Pods start.
         let name = format!("web-{number:03}");
         self.backends.start(&name, address(number));
         self.put(&name, &pod(&name, "web", number));

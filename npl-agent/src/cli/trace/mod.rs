@@ -248,7 +248,7 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<PacketSelection> {
             Ok(agent) => endpoints.extend(known_endpoints(args, &agent)?),
             Err(error) if args.pod.is_some() => {
                 return Err(error)
-                    .context("read the Pod's node ports from the running agent; without one, use --node-port");
+                    .context("read the Pod's node ports from the running agent; if no agent runs, use --node-port");
             }
             Err(error) => {
                 note(&format!("{error}; replies that are not translated are not shown, because the Pod is unknown"));
