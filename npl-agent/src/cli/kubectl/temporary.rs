@@ -79,13 +79,13 @@ impl<'a> TemporaryNamespace<'a> {
     /// and returns `false`.
     pub(super) fn remove(&self, interrupt: &Interrupt) -> bool {
         note(&format!(
-            "removing Namespace {}; another Ctrl-C ends this command and leaves the Namespace behind",
+            "removing Namespace {}; a Ctrl-C now ends this command and leaves the Namespace behind",
             self.name
         ));
         let removed = self.try_remove(&interrupt.renewed(REMOVAL));
         if let Err(error) = &removed {
             let remedy = self.kubectl.line(&["delete", "namespace", &self.name]);
-            note(&format!("Namespace {} is left, `{remedy}`: {error:#}", self.name));
+            note(&format!("Namespace {} is left behind; remove it with `{remedy}`: {error:#}", self.name));
         }
         removed.is_ok()
     }

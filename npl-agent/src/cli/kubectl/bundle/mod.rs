@@ -47,7 +47,8 @@ const NODE_BYTES: usize = 16 << 20;
 /// The maximum size in bytes of the compressed archives of all Nodes together. Further Nodes are left out.
 const TOTAL_BYTES: usize = 512 << 20;
 
-/// Writes the archive. The exit code is 0 if the archive has the documents of every Node, otherwise 2.
+/// Writes the archive. The exit code is 0 if the archive has the documents of every Node and all documents of the
+/// cluster, otherwise 2.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Result<ExitCode> {
     let file = new_file(args.file.as_deref())?;
     let interrupt = Interrupt::watch(LIMIT)?;
