@@ -68,7 +68,7 @@ enum Command {
     Docs(docs::Options),
     /// Check the repository's own rules: names, layers, documents, licenses.
     Tidy(tidy::Options),
-    /// Pack the agent and the images for tests as OCI archives: target/npl-agent.oci.tar and others.
+    /// Pack the images of the agent, of the feed and for tests as OCI archives: target/npl-agent.oci.tar and others.
     Image(image::Options),
     /// Measure NPL, compared with plain routing, iptables and nftables.
     Bench(bench::Options),

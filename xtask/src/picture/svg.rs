@@ -11,7 +11,7 @@ const WIDTH: f64 = 860.0;
 const LABELS: f64 = 300.0;
 /// The space to the right of the scale, for the text of the longest bar.
 const MARGIN: f64 = 60.0;
-/// The height of a title above a group, and of a bar with its space.
+/// The heights of a group's title, of the row of a bar, and of the bar itself.
 const TITLE: f64 = 30.0;
 const ROW: f64 = 20.0;
 const BAR: f64 = 12.0;
@@ -26,7 +26,7 @@ const SLOWER: &str = "#c2701c";
 const HEADLINE: &str = "Packet rate of NPL on one core, divided by the rate of an alternative";
 const NOTE: &str = "Bar: median. Thin line: minimum to maximum. Logarithmic scale.";
 
-/// The powers of two between which the scale lies.
+/// The binary logarithms of the ratios at the two ends of the scale; both are integers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Scale {
     low: f64,
