@@ -278,7 +278,7 @@ impl RemovalCause {
 /// A map whose entries are counted only by the sweeper; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
-    /// The map of half-open entries.
+    /// The half-open cache.
     HalfOpen,
     /// The map of socket reverse NAT.
     SocketReverseNat,

@@ -258,7 +258,7 @@ impl Metrics {
         self.0.families.redirect_refused.set(i64::from(is_refused));
     }
 
-    /// Sets the number of other software's programs that run before NPL's programs on the same hook.
+    /// Sets the number of other software's programs that remain ahead of NPL's programs on the same hook.
     pub fn set_programs_ahead(&self, count: usize) {
         self.0.families.programs_ahead.set(gauge(count as u64));
     }
