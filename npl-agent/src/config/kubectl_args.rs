@@ -61,7 +61,7 @@ const ON_EXAMPLES: &str = "Examples:
   kubectl npl on node-1 flows --pod web-0
   kubectl npl on node-1 doctor
   kubectl npl on node-2 --create-pod --image registry.example/npl-agent:0.1.0 doctor     before the installation
-  kubectl npl on node-2 --create-pod cleanup     a Node that lost its agent";
+  kubectl npl on node-2 --create-pod cleanup     a Node without an agent";
 
 /// The subcommands of the plug-in.
 #[derive(Debug, Clone, Subcommand)]
