@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl bundle`: writes one support archive with the documents of every Node and the views of the whole cluster.
-//! The archive has the documents of `npl-agent bundle` for each Node, and a fixed list of documents for the cluster.
+//! `kubectl npl bundle`: writes one support archive with the documents of every Node and the views of the whole
+//! cluster. The archive has the documents of `npl-agent bundle` for each Node, and a fixed list of documents for the
+//! cluster.
 
 mod archive;
 mod summary;

@@ -38,8 +38,8 @@ impl<'a> NodePlan<'a> {
     }
 }
 
-/// Selects the Nodes: all Nodes, or those with the names `wanted`. Fails if a wanted Node does not exist, or if there is
-/// no Node.
+/// Selects the Nodes: all Nodes, or those with the names `wanted`. Fails if a wanted Node does not exist, or if there
+/// is no Node.
 pub(super) fn plan<'a>(
     nodes: &'a [String],
     wanted: &[String],
