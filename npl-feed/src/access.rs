@@ -66,7 +66,8 @@ struct Followed {
 }
 
 impl Token {
-    /// Reads the token from a file, without surrounding white space, and reads the file again after each interval.
+    /// Reads the token from a file, without surrounding white space. If the last reading is older than the interval
+    /// when a request arrives, the feed reads the file again.
     ///
     /// # Errors
     ///

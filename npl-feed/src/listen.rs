@@ -111,7 +111,7 @@ impl Listener {
     /// Serves connections until the future is dropped. Clients outside the allow list can request only the routes of
     /// `probes`; if `probes` is `None`, their connections are closed. So the allow list need not contain the kubelet's
     /// addresses.
-    #[expect(clippy::infinite_loop, reason = "tasks of other types end in the same set")]
+    #[expect(clippy::infinite_loop, reason = "the caller drops the future to end the loop")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
         let mut open_probes = NewestConnections::new(MOST_PROBES);

@@ -19,8 +19,9 @@ use npl_feed::{config::Config, run};
 /// The exit code after a usage error; clap uses the same exit code.
 const USAGE: u8 = 2;
 
-/// The default log filter. The filter silences two libraries: hickory would log each DNS query at `info`, and kube
-/// would log every failed request, although the watches log failed requests already.
+/// The default log filter. The filter hides log lines of two libraries: hickory would log a warning for each packet
+/// from an address that it cannot answer, and kube would log every failed request, although the watches log failed
+/// requests already.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
 
 fn report(error: &anyhow::Error) {

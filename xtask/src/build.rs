@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask build`: builds the agent as one static binary. For tests, xtask calls cargo in the same way.
+//! `cargo xtask build`: builds the agent as one static binary, and also the feed. For tests, xtask calls cargo in the
+//! same way.
 
 use std::env;
 use std::fs;

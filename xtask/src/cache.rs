@@ -62,8 +62,8 @@ fn root() -> Result<PathBuf> {
     }
 }
 
-/// Locks a cache directory. If another run of xtask builds it, waits until that run has ended. The kernel releases the
-/// lock of a killed run.
+/// Locks a cache directory. If another run of xtask is building the directory, waits until that run has released the
+/// lock. The kernel releases the lock of a killed run.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
     match file.try_lock() {

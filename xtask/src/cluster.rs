@@ -21,7 +21,7 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds the programs that are missing, and replaces this process by npl-testkit's program `npl-cluster`.
+/// Builds the programs that are missing, and replaces this process with npl-testkit's program `npl-cluster`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
     if !options.arguments.iter().any(|word| word == "up") {

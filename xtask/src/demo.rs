@@ -121,7 +121,7 @@ pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRACE_OBJECT", paths::trace_object());
 }
 
-/// Builds the programs that are missing, and replaces this process by the demo.
+/// Builds the programs that are missing, and replaces this process with the demo.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
     let extent = is_real.then_some(Component::Nodes).into_iter().collect();

@@ -182,7 +182,7 @@ impl Toolchain {
         if !clippy.is_file() {
             bail!(
                 "the compiler of the kernel programs has no clippy at {}: run `rustup component add clippy`, or \
-                 install the package",
+                 install the distribution's package with clippy",
                 clippy.display()
             );
         }

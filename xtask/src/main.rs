@@ -62,13 +62,13 @@ enum Command {
     Test(test::Options),
     /// Run the checks that need no root: formatting, lints, tidy, commit subjects, documentation, unit tests.
     Check(check::Options),
-    /// Render the manifests of deploy/ and the page of its values from the Helm chart.
+    /// Render the manifests of deploy/, and the page of the chart's values, from the Helm chart.
     Chart(chart::Options),
     /// Render docs/reference/ from the code, and the picture of docs/performance.md from the result there.
     Docs(docs::Options),
     /// Check the repository's own rules: names, layers, documents, licenses.
     Tidy(tidy::Options),
-    /// Pack the agent and the images for tests as OCI archives: target/npl-agent.oci.tar and others.
+    /// Pack the images of the agent, of the feed and for tests as OCI archives: target/npl-agent.oci.tar and others.
     Image(image::Options),
     /// Measure NPL, compared with plain routing, iptables and nftables.
     Bench(bench::Options),

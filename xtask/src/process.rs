@@ -50,13 +50,13 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Replaces xtask by the program, so that only the program handles Ctrl-C.
+/// Replaces the process of xtask with the program, so that only the program handles Ctrl-C.
 pub(crate) fn become_program(command: &mut Command) -> Result<()> {
     show(command);
     become_program_quietly(command)
 }
 
-/// Replaces xtask by the program as [`become_program`] does, but does not print the command.
+/// Replaces the process of xtask with the program as [`become_program`] does, but does not print the command.
 pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
     // `exec` returns only if it has failed.
     Err(command.exec()).with_context(|| cannot_start(command))

@@ -149,13 +149,13 @@ impl ChangeLog {
     pub(crate) fn log_taken(&mut self, op: &Op, error: &OpError, now: Moment) {
         let err = ErrorChain(error);
         let Some(left_out) = self.retries.acquire(OpName::of(op), now) else {
-            return debug!(%err, "another process holds a node port; its Pod gets another one");
+            return debug!(%err, "another process holds a node port, so the Pod gets another node port");
         };
         warn!(
             %err,
             left_out,
-            "another process holds a node port, so its Pod gets another one: disable the NodePortLocal of Antrea before \
-             NPL starts, or find the process with `ss -tulnp`. Ports held by other processes are logged once per minute"
+            "another process holds a node port, so the Pod gets another node port: disable Antrea's NodePortLocal \
+             before NPL starts, or find the process with `ss -tulnp`. This warning is logged at most once per minute"
         );
     }
 
@@ -189,7 +189,7 @@ impl ChangeLog {
         }
     }
 
-    /// If this has changed since the last call, logs whether local clients are served.
+    /// Logs whether local clients are served, each time the answer changes.
     pub(crate) fn log_local_clients(&mut self, served: &Result<Option<ServedClients>, String>) {
         if !self.local_clients.update(served.clone()) {
             return;
@@ -336,8 +336,8 @@ impl ChangeLog {
                 count,
                 pod_ip,
                 "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main \
-                 table for a mark: replies leave through another interface than that of the request, and may be \
-                 dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
+                 table for marked packets: replies leave through another interface than that of the request, and may \
+                 be dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
                 count,

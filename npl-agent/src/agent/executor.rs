@@ -46,7 +46,7 @@ pub enum OpError {
     RecentTraffic {
         /// The node port that was not reserved.
         frontend: Frontend,
-        /// How long no packet may arrive at the port until the port counts as unused.
+        /// How much longer no packet may arrive at the port before the port counts as unused.
         wait: Duration,
     },
 }
@@ -68,8 +68,8 @@ pub struct Executor {
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
-    /// The port range in which other software may have translated connections before this agent writes its first
-    /// mapping; `None` once this agent has written a mapping.
+    /// The node port range, until this agent writes its first mapping: connections to these ports that other software
+    /// already translates must be recorded then. `None` after the first mapping.
     unread_range: Option<PortRange>,
 }
 
@@ -99,8 +99,8 @@ impl Executor {
 
     /// Executes operations in the given order. Consecutive ops that write mappings are combined in one call.
     ///
-    /// Before and after the first mappings, connections that other software translates are recorded: see
-    /// [`Self::leave_translated_connections`].
+    /// Before and after this agent writes its first mappings, the connections that other software translates are
+    /// recorded: see [`Self::leave_translated_connections`].
     pub fn execute(&mut self, ops: &[Op]) -> Vec<OpResult> {
         let first_mappings = if ops.iter().any(|op| mapping(op).is_some()) { self.unread_range.take() } else { None };
         if let Some(range) = first_mappings {
@@ -111,7 +111,8 @@ impl Executor {
             .flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
             .collect();
         if let Some(range) = first_mappings {
-            // A handshake may have begun before the mappings were written, and may not have ended yet.
+            // The connections are recorded again, because a further handshake may have begun between the first reading
+            // and the writing of the mappings.
             self.leave_translated_connections(range);
         }
         outcomes
@@ -123,7 +124,7 @@ impl Executor {
     /// the Pod would reset the connection.
     ///
     /// The programs are attached, so they record connections that the Pods accept before the mappings are written. An
-    /// error only affects connections of other software, so the agent logs the error and continues.
+    /// error affects only connections that other software translates, so the agent logs the error and continues.
     fn leave_translated_connections(&self, range: PortRange) {
         match translated_connections(range) {
             Ok(connections) if connections.is_empty() => {}
@@ -175,8 +176,8 @@ impl Executor {
         }
     }
 
-    /// Removes the connection tracking entries of Pod endpoints whose mappings earlier ops have removed. Returns the
-    /// numbers of removed entries for IPv4 and for IPv6.
+    /// Removes NPL's conntrack entries of Pod endpoints whose mappings earlier ops have removed. Returns the numbers of
+    /// removed entries for IPv4 and for IPv6.
     ///
     /// # Errors
     ///

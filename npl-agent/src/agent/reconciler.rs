@@ -269,8 +269,8 @@ impl Reconciler {
         }
     }
 
-    /// Executes operations until the core returns no operation, because nothing is left to do or because the rest waits
-    /// for an answer or a timer.
+    /// Executes operations until the core returns no operation, because nothing is left to do, or because the remaining
+    /// operations wait for an answer of the API server or for a timer.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -393,7 +393,8 @@ impl Reconciler {
         };
         match outcome {
             OpOutcome::Retry => self.change_log.log_retry(op, error, wait, self.now()),
-            // The node port is already published, by an earlier agent or by Antrea's.
+            // Such a node port usually is in the Pod's annotation already, because an earlier agent of NPL, or Antrea's
+            // agent, has published it.
             OpOutcome::PortTaken if matches!(op, Op::Reserve(_, RecentTraffic::Tolerated)) => {
                 self.change_log.log_taken(op, error, self.now());
             }

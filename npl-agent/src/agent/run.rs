@@ -178,8 +178,8 @@ fn warn_of(settings: &Settings) {
     }
 }
 
-/// Starts to serve the local socket. Returns the receiver of the requests that commands send, and the task that serves
-/// the socket.
+/// Starts to serve the local socket. Returns the introspection, which receives the requests of commands, and the task
+/// that serves the socket.
 fn open_local_socket(
     runtime_dir: PathBuf,
     contacts: WatchContacts,

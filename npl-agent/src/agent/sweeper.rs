@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes expired connection tracking entries and half-open entries. The sweeper has its own thread, because scanning
-//! a large map would delay the main loop.
+//! Removes NPL's expired conntrack entries, in the flow table and in the half-open cache. The sweeper has its own
+//! thread, because scanning a large map would delay the main loop.
 
 use std::{
     path::Path,
@@ -25,7 +25,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// The time between two scans of the connection tracking maps.
+/// The time between two scans of NPL's flow tables and half-open caches.
 const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
 /// The handle of the sweeper's thread, which ends when this handle is dropped.

@@ -24,7 +24,7 @@ use crate::{
 struct Report<'a> {
     /// Whether `removals` are only planned.
     dry_run: bool,
-    /// The removed objects, in the order of the removal.
+    /// The objects that were removed, or that a cleanup would remove, in the order of the removal.
     removals: &'a [Removal],
 }
 

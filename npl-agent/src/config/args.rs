@@ -203,9 +203,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: Attach,
 
-    /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two if the Node has none. Alternatively,
-    /// publish these addresses, at most one of each IP family, or the Node's first address in one of these ranges. If
-    /// the order of the Node's addresses changes, the published address stays the same.
+    /// Publish the Node's `InternalIP` or `ExternalIP`. If the Node has no address of the chosen type, publish the
+    /// address of the other type. Alternatively, publish these addresses, at most one of each IP family, or the Node's
+    /// first address in one of these ranges. A published address stays as long as the Node lists it, in any order.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -244,8 +244,8 @@ pub struct RunArgs {
     pub drain: Duration,
 
     /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
-    /// late packets do not reach another Pod. Ports that still receive packets are reused last. Give numbers with the
-    /// units ms, s, m and h, at most a day.
+    /// late packets do not reach another Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that
+    /// still receive packets are reused last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
@@ -407,7 +407,7 @@ pub struct NodeViewArgs {
 /// Flags of `status`.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// Where to read, and how to print.
+    /// The sources of the Node's state, and the output format.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -431,7 +431,7 @@ pub struct WhyArgs {
     #[arg(value_name = "pod/NAMESPACE/NAME[:PORT]|service/NAMESPACE/NAME")]
     pub object: Question,
 
-    /// Where to read, and how to print.
+    /// The sources of the Node's state, and the output format.
     #[command(flatten)]
     pub node: NodeViewArgs,
 }
@@ -439,7 +439,7 @@ pub struct WhyArgs {
 /// Flags of `flows`.
 #[derive(Debug, Clone, Args)]
 pub struct FlowsArgs {
-    /// Where to read, and how to print; JSON is one object per line.
+    /// The sources of the Node's state, and the output format; JSON is one object per line.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -467,7 +467,7 @@ pub struct FlowsArgs {
 /// Flags of `trace`.
 #[derive(Debug, Clone, Args)]
 pub struct TraceArgs {
-    /// Where to read, and how to print; JSON is one object per line.
+    /// The sources of the Node's state, and the output format; JSON is one object per line.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -500,11 +500,11 @@ pub struct TraceArgs {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 
-    /// End after this time: a number with the units ms, s, m and h.
+    /// End after this time. Give numbers with the units ms, s, m and h.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub duration: Duration,
 
-    /// Record this many packets per second and CPU at most.
+    /// Record at most this many packets per second on each CPU.
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: u64,
 
@@ -517,11 +517,11 @@ pub struct TraceArgs {
 /// Flags of `top`.
 #[derive(Debug, Clone, Args)]
 pub struct TopArgs {
-    /// Where to read.
+    /// The sources of the Node's state.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Draw again at this interval: numbers with the units ms, s, m and h, at least 1s.
+    /// Draw the screen again at this interval. Give numbers with the units ms, s, m and h, at least 1s.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = value::interval)]
     pub interval: Duration,
 }
@@ -529,8 +529,8 @@ pub struct TopArgs {
 /// Flags of `bundle`.
 #[derive(Debug, Clone, Args)]
 pub struct BundleArgs {
-    /// Where to read the Node's state; with `--output json`, the documents are printed as one object instead of an
-    /// archive.
+    /// The sources of the Node's state, and the output format; with `--output json`, the command prints the documents
+    /// as one object instead of an archive.
     #[command(flatten)]
     pub node: NodeViewArgs,
 
@@ -546,7 +546,7 @@ pub struct BundleArgs {
 /// Flags of `mappings`.
 #[derive(Debug, Clone, Args)]
 pub struct MappingsArgs {
-    /// Where to read, and how to print.
+    /// The sources of the Node's state, and the output format.
     #[command(flatten)]
     pub node: NodeViewArgs,
 

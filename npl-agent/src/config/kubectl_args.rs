@@ -61,7 +61,7 @@ const ON_EXAMPLES: &str = "Examples:
   kubectl npl on node-1 flows --pod web-0
   kubectl npl on node-1 doctor
   kubectl npl on node-2 --create-pod --image registry.example/npl-agent:0.1.0 doctor     before the installation
-  kubectl npl on node-2 --create-pod cleanup     a Node that lost its agent";
+  kubectl npl on node-2 --create-pod cleanup     a Node without an agent";
 
 /// The subcommands of the plug-in.
 #[derive(Debug, Clone, Subcommand)]
@@ -215,8 +215,8 @@ pub struct ClusterWhyArgs {
 /// Flags of `kubectl npl test`.
 #[derive(Debug, Clone, Args)]
 pub struct TestArgs {
-    /// Run the echo Pods on this Node, or with two flags on these Nodes. Unset: on the first two Nodes that are ready,
-    /// are not cordoned and have a running agent.
+    /// Run the echo Pods on this Node; for two Nodes, give the flag twice. Unset: on the first two Nodes that are
+    /// ready, are not cordoned and have a running agent.
     #[arg(long, value_name = "NAME")]
     pub node: Vec<String>,
 
@@ -233,7 +233,7 @@ pub struct TestArgs {
 /// Flags of `kubectl npl bundle`.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterBundleArgs {
-    /// Collect this Node only, or with several flags these Nodes. Unset: every Node.
+    /// Collect the documents of this Node only; for several Nodes, repeat the flag. Unset: every Node.
     #[arg(long, value_name = "NAME")]
     pub node: Vec<String>,
 

@@ -12,7 +12,7 @@ use super::value::is_subdomain;
 const NAME_BYTES: usize = 63;
 /// Kubernetes' limit for the prefix of a label key.
 const PREFIX_BYTES: usize = 253;
-/// The values of labels for which selectors require no value.
+/// The values that are tried in turn for a label that must exist, but for which no selector requires a value.
 const ANY: [&str; 3] = ["true", "npl-test", "other"];
 
 /// Whether the API server accepts the text as a label selector with at least one requirement.

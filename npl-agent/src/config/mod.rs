@@ -178,7 +178,8 @@ fn xdp_needs_stack(forwarding: Forwarding) -> ConfigError {
     ConfigError { flag: "--attach".to_owned(), reason }
 }
 
-/// [`value::duration`] accepts at most a day, whose milliseconds always fit.
+/// Converts a duration to milliseconds. The result always fits into 64 bits, because [`value::duration`] accepts at
+/// most a day.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -254,7 +254,7 @@ impl DeviceState {
     }
 }
 
-/// Why an entry was removed from the connection tracking map; also the value of the metric label `cause`.
+/// Why an entry was removed from NPL's flow table; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
     /// The connection had ended, or had been idle for longer than its timeout.
@@ -278,7 +278,7 @@ impl RemovalCause {
 /// A map whose entries are counted only by the sweeper; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
-    /// The map of half-open entries.
+    /// The half-open cache.
     HalfOpen,
     /// The map of socket reverse NAT.
     SocketReverseNat,

@@ -175,23 +175,23 @@ impl Metrics {
         self.0.families.publication_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// Sets the number of entries in the connection tracking map of an IP family.
+    /// Sets the number of entries in NPL's flow table of an IP family.
     pub fn set_flows(&self, family: Family, count: usize) {
         self.0.families.flows.get_or_create(&FamilyLabel { family }).set(gauge(count as u64));
     }
 
-    /// Sets the capacity of the connection tracking map of each IP family, in flows.
+    /// Sets the capacity of NPL's flow table of each IP family, in flows.
     pub fn set_flow_limit(&self, flows: usize) {
         self.0.families.flow_limit.set(gauge(flows as u64));
     }
 
-    /// Counts entries that were removed from the connection tracking map of an IP family.
+    /// Counts entries that were removed from NPL's flow table of an IP family.
     pub fn count_removed_flows(&self, family: Family, cause: RemovalCause, count: u64) {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).inc_by(count);
     }
 
-    /// Returns the number of entries that were removed from the connection tracking map of an IP family since the start
-    /// of the agent.
+    /// Returns the number of entries that were removed from NPL's flow table of an IP family since the start of the
+    /// agent.
     pub fn removed_flows(&self, family: Family, cause: RemovalCause) -> u64 {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).get()
     }
@@ -258,7 +258,7 @@ impl Metrics {
         self.0.families.redirect_refused.set(i64::from(is_refused));
     }
 
-    /// Sets the number of other software's programs that run before NPL's programs on the same hook.
+    /// Sets the number of other software's programs that remain ahead of NPL's programs on the same hook.
     pub fn set_programs_ahead(&self, count: usize) {
         self.0.families.programs_ahead.set(gauge(count as u64));
     }
@@ -356,7 +356,7 @@ impl Families {
         );
         registry.register(
             "pending_patches",
-            "Patches of Pods that wait for an answer of the API server, or for their turn",
+            "Patches of Pods that wait in the queue or for the API server's answer",
             pending_patches,
         );
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);

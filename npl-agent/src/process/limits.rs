@@ -9,8 +9,8 @@ use tracing::{debug, warn};
 
 use crate::core::model::{port_range::open_files_warning, settings::Settings};
 
-/// Raises the soft limit of open files to the hard limit, and returns the hard limit. Container runtimes set a soft limit
-/// of 1024.
+/// Raises the soft limit of open files to the hard limit, and returns the hard limit. Many container runtimes set a
+/// soft limit of 1024.
 ///
 /// # Errors
 ///

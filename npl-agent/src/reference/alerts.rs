@@ -56,7 +56,7 @@ pub(super) const ALERTS: [Alert; 13] = [
         expression: r#"up{job="npl-agent"} == 0"#,
         wait: "10m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work, but changes may not be applied.",
+        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work if the Node runs, but changes may not be applied.",
     },
     Alert {
         name: "NPLPortsNotServed",
@@ -112,7 +112,7 @@ pub(super) const ALERTS: [Alert; 13] = [
         expression: "npl_flow_table_entries / ignoring(family) group_left npl_flow_table_max_entries > 0.9",
         wait: "5m",
         severity: "warning",
-        summary: "The flow table of {{ $labels.instance }} is {{ $value | humanizePercentage }} full ({{ $labels.family }}): idle connections will be evicted.",
+        summary: "The flow table of {{ $labels.instance }} is {{ $value | humanizePercentage }} full ({{ $labels.family }}): if it becomes full, idle connections are evicted.",
     },
     Alert {
         name: "NPLPacketsDropped",

@@ -29,7 +29,7 @@ const ROWS: [(&str, &[Panel]); 4] = [
         &[
             Panel {
                 title: "Agents that are ready",
-                about: "If the value is below the number of Nodes, an agent is starting or does not run. The mappings of the agent's Node keep working.",
+                about: "If the value is below the number of Nodes, an agent is starting or does not run, or its programs are attached to no device. Mappings keep working, unless the programs are attached to no device.",
                 unit: "short",
                 queries: &[
                     (r#"sum(npl_ready{instance=~"$instance"})"#, "ready"),

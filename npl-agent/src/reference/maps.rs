@@ -16,8 +16,8 @@ pub(super) fn body() -> String {
     let folder = format!("/sys/fs/bpf/{PIN_ROOT}/v{ABI_VERSION}");
     let mut text = format!(
         "Maps are pinned as `{folder}/NAME`, below the mount point that `--bpffs` names. `v{ABI_VERSION}` is the ABI version: \
-         agents of different versions never share a map. Pins, programs and links outlive the agent; `npl-agent cleanup` removes \
-         them.\n\n\
+         agents with different ABI versions never share a map. Pins, programs and links outlive the agent; `npl-agent cleanup` \
+         removes them.\n\n\
          ```sh\nbpftool map dump pinned {folder}/{MAP_MAPPING_V4}\n```\n\n\
          Addresses are bytes in network order, ports are numbers in host order, times are nanoseconds of `CLOCK_MONOTONIC` \
          unless the table names another unit.\n\

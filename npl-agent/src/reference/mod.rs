@@ -103,7 +103,10 @@ fn index() -> String {
         .chain(FURTHER)
         .map(|(file, title, purpose)| vec![format!("[{title}]({file})"), purpose.to_owned()]);
     let table = markdown::table(&["page", "content"], rows);
-    format!("Facts about each name that NPL shows to operators, rendered from the code.\n\n{table}")
+    format!(
+        "Every flag, metric, reason, Event, map and chart value of NPL, and the sizes of the maps, rendered from the \
+         code.\n\n{table}"
+    )
 }
 
 /// Renders a page with a title and a line that says that the page is generated.

@@ -24,8 +24,8 @@ pub(super) fn body() -> String {
          machine, there may be more of them than CPUs present.\n\n\
          The half-open cache, the lookup caches and the other slot arrays have constant sizes: programs select a slot by a hash \
          and a constant mask, and the slots are few so that they stay in the CPU's cache during a flood. Counters and fragment \
-         buffers take memory for each possible CPU. The tables do not include the ranges of allow-lists, for which the kernel \
-         allocates memory when they are written.\n\n\
+         buffers take memory for each possible CPU. The tables do not include the memory of allowed sources, \
+         which the kernel allocates when the agent writes them.\n\n\
          A changed number takes effect when the agent's Pod restarts: the agent copies the entries to the new maps \
          ([upgrade](../upgrade.md)).\n",
     );

@@ -60,13 +60,13 @@ pub struct Config {
     pub drain: Duration,
 
     /// Answer only clients with addresses in these ranges, separated by commas, for example
-    /// `192.0.2.0/24,2001:db8::/32`. Other clients, such as the kubelet, get only the status codes of the probes. Unset:
-    /// all clients.
+    /// `192.0.2.0/24,2001:db8::/32`. Other clients, such as the kubelet, get only the status codes of the probes.
+    /// Unset: all clients.
     #[arg(long, env = "NPL_FEED_ALLOW", value_name = "RANGES", value_delimiter = ',', value_parser = range)]
     pub allow: Vec<IpNet>,
 
-    /// Require the bearer token in this file from clients of xDS and HTTP, except for the probes. The file is read
-    /// again every 30 seconds.
+    /// Require the bearer token in this file from clients of xDS and HTTP, except for the probes. A change of the file
+    /// takes effect within 30 seconds.
     #[arg(long, env = "NPL_FEED_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
@@ -79,8 +79,8 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// Answer only clients with a certificate that a CA of this PEM file has signed. The kubelet's HTTP probes have no
-    /// certificate: use TCP probes of the port.
+    /// Serve xDS and HTTP only to clients with a certificate that a CA of this PEM file has signed. The kubelet's HTTP
+    /// probes have no certificate: use TCP probes of the port.
     #[arg(long, env = "NPL_FEED_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
 

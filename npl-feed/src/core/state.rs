@@ -26,7 +26,8 @@ const MOST_WITHDRAWN: usize = 64;
 pub struct Refusal {
     /// The Pod with the annotation.
     pub pod: PodKey,
-    /// The number of left-out entries by reason; empty if the feed now serves all entries.
+    /// The number of left-out entries by reason; empty if the feed no longer leaves out an entry of the Pod, for
+    /// example because the Pod was deleted.
     pub left_out: BTreeMap<LeftOut, usize>,
 }
 

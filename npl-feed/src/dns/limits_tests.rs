@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that may not query the server, and clients that query it too much.
+//! Tests of the DNS server's limits: clients outside the allow list, connections with incomplete queries, and clients
+//! that do not read the answers.
 
 use hickory_server::proto::op::Message;
 use tokio::{
@@ -19,7 +20,7 @@ fn refused(status: &Status, count: usize) -> bool {
     status.encode().unwrap().contains(&line)
 }
 
-/// A list with ranges of one family must not admit the clients of the other family.
+/// An allow list whose ranges are all of one IP family must not admit clients of the other family.
 #[tokio::test]
 async fn only_allowed_clients_are_answered() {
     let bytes = query(HTTP, None).to_vec().unwrap();
@@ -70,7 +71,7 @@ async fn a_flood_of_queries_without_reading_is_stopped_and_other_clients_are_ans
     let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
     let queries = [&length[..], &bytes].concat().repeat(1000);
     let flooding = TcpSocket::new_v4().unwrap();
-    // With a small window, few answers fill the buffers of the kernel.
+    // With a small receive buffer, few answers fill the buffers of the kernel.
     flooding.set_recv_buffer_size(4096).unwrap();
     let flooding = flooding.connect(address).await.unwrap();
     let datagrams = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -34,7 +34,7 @@ use self::zone::Answer;
 pub use self::{names::of_port, zone::Zone};
 use crate::{access, follow::Published, status::Status};
 
-/// The value of the metric label.
+/// The name of the DNS interface, as the value of the label `interface` in metrics.
 const INTERFACE: &str = "dns";
 /// The maximum size in bytes of a UDP answer to a client that accepts this size. If an answer is larger, the client has
 /// to repeat the query by TCP.
@@ -71,7 +71,8 @@ impl Sockets {
         loop {
             let udp = bind_udp(address).await?;
             match TcpListener::bind(udp.local_addr()?).await {
-                // The kernel selects the port without regard to TCP.
+                // The kernel has selected a port that is free for UDP. If the port is in use for TCP, the next round
+                // tries another port.
                 Err(error) if address.port() == 0 && is_in_use(&error) && attempt < PORT_ATTEMPTS => attempt += 1,
                 tcp => return Ok(Self { udp, tcp: tcp? }),
             }
@@ -125,7 +126,8 @@ struct Handler {
 impl Handler {
     fn answer(&self, request: &Request) -> Answer {
         let no_snapshot = || Answer::failed(ResponseCode::ServFail);
-        // hickory's own list would admit all clients of a family without ranges.
+        // The feed does not use hickory's allow list, which admits all clients of an IP family for which it contains no
+        // range.
         if !access::admits(&self.allowed, request.src().ip()) {
             self.status.count_refused(INTERFACE);
             return Answer::failed(ResponseCode::Refused);
@@ -211,7 +213,7 @@ fn fit(answer: &mut Answer, limit: usize) -> bool {
     false
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the metric names only codes that this server returns")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the metric counts all further codes as one")]
 fn code_name(code: ResponseCode) -> &'static str {
     match code {
         ResponseCode::NoError => "noerror",

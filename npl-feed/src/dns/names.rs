@@ -19,11 +19,11 @@ pub(super) enum Place {
     Apex,
     /// `_PORT._PROTOCOL.SERVICE.NAMESPACE`, the name of a Service port's SRV records.
     Port { namespace: String, service: String, protocol: Protocol, port: String },
-    /// `_PROTOCOL.SERVICE.NAMESPACE`: the name exists, but has no records.
+    /// `_PROTOCOL.SERVICE.NAMESPACE`: a name without records, which exists if the Service has a port of the protocol.
     Protocol { namespace: String, service: String, protocol: Protocol },
-    /// `SERVICE.NAMESPACE`: the name exists, but has no records.
+    /// `SERVICE.NAMESPACE`: a name without records, which exists if the feed serves the Service.
     Service { namespace: String, service: String },
-    /// `NAMESPACE`: the name exists, but has no records.
+    /// `NAMESPACE`: a name without records, which exists if the feed serves a Service of the namespace.
     Namespace(String),
     /// The name of a Node's address, or of the member at this address and node port.
     Address { ip: IpAddr, port: Option<u16> },

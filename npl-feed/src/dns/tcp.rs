@@ -31,7 +31,8 @@ use crate::{
 pub(super) const MOST_CONNECTIONS: usize = 256;
 /// The maximum size of a query. A question with options of EDNS0 is much shorter.
 const LONGEST_QUERY: u16 = 4096;
-/// The maximum time from an answer to the next one, after which the connection is closed.
+/// The time limit from one answer, or from the start of the connection, until the client has sent its next query and
+/// accepted the answer. A connection that exceeds the limit is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 
 /// Accepts connections until the future is dropped. If a new connection exceeds the limit, the feed closes the oldest
@@ -57,7 +58,7 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
         };
         if is_refused {
             handler.status.count_refused(INTERFACE);
-            debug!(interface = INTERFACE, %peer, "a connection was refused, or closed the oldest one");
+            debug!(interface = INTERFACE, %peer, "a connection was refused, or the oldest one was closed for it");
         }
     }
 }

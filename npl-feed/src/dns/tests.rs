@@ -168,7 +168,8 @@ async fn port_zero_selects_a_port_that_is_free_for_udp_and_tcp() {
     let in_use = occupied.local_addr().unwrap();
     let rounds = AtomicUsize::new(0);
     let bind_udp = async |address| {
-        // The kernel selects the port without regard to TCP: here, at first the port of the TCP socket.
+        // The kernel selects a port that is free for UDP, and may be in use for TCP. The test simulates this: the first
+        // round binds the UDP socket to the port of the TCP socket.
         let is_first = rounds.fetch_add(1, Ordering::Relaxed) == 0;
         UdpSocket::bind(if is_first { in_use } else { address }).await
     };
@@ -233,7 +234,8 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
     task.abort();
 }
 
-/// hickory compresses only the first names of a message, so records after these names are longer.
+/// An answer that does not fit has no SRV record, instead of some of them. The test tries many sizes, because hickory
+/// compresses only the first 120 names of a message, and later records are longer.
 #[tokio::test]
 async fn an_answer_has_all_members_or_none() {
     let (address, publisher, task) = server(None).await;
@@ -252,7 +254,7 @@ async fn an_answer_has_all_members_or_none() {
             *complete = members.max(*complete);
         }
     }
-    // The sizes that docs/load-balancers.md names.
+    // docs/load-balancers.md states these numbers of members for an answer by UDP and by TCP.
     assert!(complete[0] >= 130 && complete[1] >= 700, "{complete:?}");
     task.abort();
 }

@@ -158,14 +158,14 @@ pub(super) fn size(section: &Section) -> usize {
     sizes.sum()
 }
 
-/// The size of a record's type, class, TTL and length of data.
+/// The size in bytes of the fields that every record has: type, class, TTL and length of data.
 const FIXED: usize = 10;
 
 /// The number of records with compressed owners at the beginning of a message. hickory compresses 120 names, one of
 /// which is the question's.
 const COMPRESSED_OWNERS: usize = 119;
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "an upper bound for the types that the zone does not have")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the zone has no other types of records")]
 fn size_of_data(data: &RData) -> usize {
     match data {
         RData::SRV(srv) => 6 + size_of_name(&srv.target),

@@ -145,8 +145,8 @@ async fn routes_and_description_name_the_same_paths() {
     let description: Value = serde_json::from_str(OPENAPI).unwrap();
     let described: BTreeSet<&str> = description["paths"].as_object().unwrap().keys().map(String::as_str).collect();
     let source = include_str!("mod.rs");
-    // The routes are a set, because the source contains the probes' paths twice: the router `probes` serves them to
-    // clients outside the allow list.
+    // The routes are collected in a set, because the source contains the probes' paths twice: the router `probes`
+    // serves them to clients outside the allow list.
     let routes: BTreeSet<&str> = source.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
     assert_eq!(routes, described);
 }

@@ -2,8 +2,8 @@
 //! The xDS v3 server: aggregated discovery (ADS), state of the world and delta.
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
-//! response, the feed computes no response from new snapshots, so the feed keeps only one response in memory for a slow
-//! client.
+//! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a
+//! slow client.
 
 mod delta;
 mod names;

@@ -319,7 +319,7 @@ mod tests {
             assert_ne!(
                 of("web.default:http", &one),
                 Version::of(b"web.default:http"),
-                "{kind:?}: not of the name only"
+                "{kind:?}: the version is not the digest of the name alone"
             );
         }
     }

@@ -130,7 +130,7 @@ impl ControlPlane {
 
     fn start_feed(&self) -> Running {
         let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
-        // IPv4 addresses, because the kernel may have no IPv6.
+        // The feed listens on IPv4 addresses, because this machine's kernel may have no IPv6.
         command
             .args(["--http", "0.0.0.0:8080", "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])
             .arg("--kubeconfig")

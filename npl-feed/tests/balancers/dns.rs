@@ -114,7 +114,7 @@ fn denials_are_right(program: &str) {
     assert_eq!((foreign.code.as_str(), foreign.answers.len()), ("REFUSED", 0), "{}", foreign.text);
 }
 
-/// A client that gets a truncated answer repeats the query by TCP, as it does unless `+ignore` is given.
+/// If the answer by UDP is truncated, `dig` and `kdig` repeat the query by TCP, unless `+ignore` is given.
 fn large_answers_are_complete_by_tcp(program: &str) {
     let answer = ask(program, &format!("+bufsize=1232 +ignore SRV {WEB}"));
     assert_eq!((answer.is_truncated, answer.answers.len()), (true, 0), "{}", answer.text);

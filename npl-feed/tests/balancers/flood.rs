@@ -15,14 +15,14 @@ use crate::{
     network,
 };
 
-/// Connections of the client, more than the feed keeps open.
+/// The number of connections with incomplete queries that the client opens, more than the feed keeps open.
 const CONNECTIONS: usize = 3000;
-/// Connections on which the client sends queries and reads no answer, more than the feed keeps open.
+/// The number of connections on which the client sends queries and reads no answer, more than the feed keeps open.
 const SILENT: usize = 400;
-/// Datagrams of the client, whose answers the client does not read.
+/// The number of queries that the client sends by UDP. The client does not read the answers.
 const DATAGRAMS: usize = 100_000;
-/// The upper limit of the memory for all queries, answers and connections, in KiB. If the feed kept the incomplete queries
-/// of all connections, they would take seven times as much.
+/// The upper limit of the memory for all queries, answers and connections, in KiB. If the feed kept the incomplete
+/// queries of all connections, they would take seven times as much.
 const FLOOD_LIMIT: u64 = 24 * 1024;
 
 const WEB: &str = "_http._tcp.web-001.production.npl.internal.";
@@ -33,7 +33,8 @@ fn query() -> Vec<u8> {
         let length = u8::try_from(label.len()).unwrap();
         [&[length], label.as_bytes()].concat()
     });
-    // The header of a query with one question, the name, the root, type SRV, class IN.
+    // The DNS header of a query with one question. After it: the labels of the name, the root label, the type SRV (33)
+    // and the class IN (1).
     let header = [0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     header.into_iter().chain(labels).chain([0, 0, 33, 0, 1]).collect()
 }
@@ -61,7 +62,8 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
         let connections: Vec<TcpStream> = (0..CONNECTIONS)
             .map(|_| {
                 let mut stream = TcpStream::connect(DNS).unwrap();
-                // A query without its last bytes. The feed may have closed the connection.
+                // Sends only the beginning of a query. An error is ignored, because the feed may have closed the
+                // connection.
                 drop(stream.write_all(&[0x0f, 0xff, 0]));
                 stream
             })
@@ -74,7 +76,8 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
         let silent: Vec<TcpStream> = (0..SILENT)
             .map(|_| {
                 let mut stream = runtime.block_on(connect_with_small_window());
-                // The feed stops reading while its answers are not read, and may close the connection.
+                // An error is ignored: the feed stops reading queries while its answers are not read, and may close the
+                // connection.
                 drop(stream.write_all(&queries));
                 stream
             })

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A gRPC client without a proxy: grpc-go reads the members of a Service from the feed by xDS, with the bootstrap file of
-//! docs/load-balancers.md, and balances its requests over the Pods.
+//! A gRPC client without a proxy: grpc-go reads the members of a Service from the feed by xDS, with the bootstrap file
+//! of docs/load-balancers.md, and balances its requests over the Pods.
 
 use std::{
     collections::BTreeMap,

@@ -11,7 +11,7 @@
     clippy::panic,
     clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "a failure of these fails the test, and the times of each load balancer are shown"
+    reason = "a panic fails the test, and the tests print the times of each load balancer"
 )]
 
 mod api_server;
@@ -56,7 +56,8 @@ fn nginx_serves_all_requests() {
     serve_all_requests("nginx_serves_all_requests", &NGINX, 1);
 }
 
-/// Caddy looks up the address of a member for each new connection to the Pod, and needs a running replica.
+/// Caddy looks up a member's address by DNS for each new connection to the Pod. While the scene stops the first replica
+/// of the feed, the second one answers.
 #[test]
 fn caddy_serves_all_requests() {
     serve_all_requests("caddy_serves_all_requests", &CADDY, 2);

@@ -182,12 +182,14 @@ impl LargeCluster {
         Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, folder }
     }
 
-    /// Waits until the feed uses at most `limit` KiB. Decoded lists are returned to the kernel after the first snapshot.
+    /// Waits until the feed uses at most `limit` KiB. Decoded lists are returned to the kernel after the first
+    /// snapshot.
     pub(crate) fn wait_for_memory(&self, limit: u64) {
         api_server::until("resident memory within the limit", || {
             let [all, own] = ["VmRSS", "RssAnon"].map(|name| field(&self.process, name));
             println!("{MEMBERS} members: {all} KiB, of which {own} KiB are not pages of the program");
-            // An unoptimized program alone takes more than half of the limit.
+            // In a debug build, the pages of the program's file are not counted, because they alone take more than half
+            // of the limit.
             (if cfg!(debug_assertions) { own } else { all } <= limit).then_some(())
         });
     }
@@ -195,7 +197,7 @@ impl LargeCluster {
 
 impl Drop for LargeCluster {
     fn drop(&mut self) {
-        // A failed test shows its own error.
+        // An error of the removal is ignored, so that a failed test shows its own error.
         drop(fs::remove_dir_all(&self.folder));
     }
 }
@@ -207,8 +209,8 @@ fn ten_thousand_members_fit_into_the_memory_limit() {
     });
 }
 
-/// A feed that works at intervals could stay below the limit of processor time on a fast machine, but the number of waits
-/// does not depend on the speed of the machine.
+/// A feed that works at intervals could stay below the limit of processor time on a fast machine, but the number of
+/// waits does not depend on the speed of the machine.
 #[test]
 fn ten_thousand_members_take_no_processor_time_without_changes() {
     network::inside("memory::ten_thousand_members_take_no_processor_time_without_changes", || {

@@ -39,8 +39,7 @@ use crate::{
 
 /// The timeout of each wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(3);
-/// The number of successive requests without a request to a Pod, after which the load balancer counts as not using the
-/// Pod.
+/// If this many successive requests reach other Pods, the load balancer counts as no longer using a Pod.
 pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
@@ -109,8 +108,8 @@ impl Feed {
 }
 
 impl Scene {
-    /// Starts two Pods, a Pod of another Service on the same Node, as many replicas of the feed as the configuration
-    /// names, and the load balancer under load. Only the first replica is ever stopped.
+    /// Starts two Pods of the Service, a Pod of another Service, `replicas` replicas of the feed, and the load balancer
+    /// under load. Only the first replica is ever stopped.
     pub(crate) fn start(balancer: &LoadBalancer, replicas: usize) -> Self {
         let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let folder = new_folder(balancer.name);
@@ -136,7 +135,7 @@ impl Scene {
         scene
     }
 
-    /// Adds four Pods, several of them on the same Node.
+    /// Adds four Pods, two of them on the same Node.
     pub(crate) fn scale_up(&mut self) {
         let started = Instant::now();
         let names: Vec<String> = (0..4).map(|_| self.add()).collect();
@@ -194,7 +193,7 @@ impl Scene {
 
     /// Checks that no request failed, and that no Pod of another Service answered one.
     pub(crate) fn finish(mut self) {
-        // Envoy validates each resource that it gets; the others use no xDS.
+        // Envoy acknowledges each valid xDS resource; the other load balancers do not use xDS.
         let feed = self.feeds[0].as_ref().unwrap();
         assert_eq!(feed.has_accepted_resources(), self.name == ENVOY.name);
         let seen = self.load.as_ref().unwrap().seen();
@@ -215,7 +214,7 @@ impl Scene {
     fn add(&mut self) -> String {
         let number = self.started;
         self.started += 1;
-        // The order of the names is that of the Pods' age.
+        // With three digits, the alphabetical order of these names is the order in which the Pods start.
         let name = format!("web-{number:03}");
         self.backends.start(&name, address(number));
         self.put(&name, &pod(&name, "web", number));

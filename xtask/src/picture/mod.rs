@@ -41,7 +41,7 @@ struct Workload {
     name: &'static str,
     /// The title of the group that shows the workload.
     group: &'static str,
-    /// The beginning of the labels in a group of several workloads.
+    /// The text with which the labels of this workload begin, if the group has several workloads.
     label: &'static str,
 }
 
@@ -114,7 +114,7 @@ fn bar(row: &[String]) -> Option<(&'static str, Bar)> {
     let label = |known: &[(&str, &'static str)], way: &str| Some(known.iter().find(|(name, _)| *name == way)?.1);
     let label = format!("{}{} ÷ {}", workload.label, label(&OURS, ours)?, label(&ALTERNATIVES, alternative)?);
     let (median, min, max): (f64, f64, f64) = (text.parse().ok()?, min.parse().ok()?, max.parse().ok()?);
-    // The scale is logarithmic.
+    // A logarithmic scale cannot show a ratio of 0 or infinity.
     if !(min > 0.0 && max.is_finite()) {
         return None;
     }

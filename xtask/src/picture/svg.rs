@@ -11,7 +11,7 @@ const WIDTH: f64 = 860.0;
 const LABELS: f64 = 300.0;
 /// The space to the right of the scale, for the text of the longest bar.
 const MARGIN: f64 = 60.0;
-/// The height of a title above a group, and of a bar with its space.
+/// The heights of a group's title, of the row of a bar, and of the bar itself.
 const TITLE: f64 = 30.0;
 const ROW: f64 = 20.0;
 const BAR: f64 = 12.0;
@@ -26,7 +26,7 @@ const SLOWER: &str = "#c2701c";
 const HEADLINE: &str = "Packet rate of NPL on one core, divided by the rate of an alternative";
 const NOTE: &str = "Bar: median. Thin line: minimum to maximum. Logarithmic scale.";
 
-/// The powers of two between which the scale lies.
+/// The binary logarithms of the ratios at the two ends of the scale; both are integers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Scale {
     low: f64,
@@ -158,7 +158,7 @@ mod tests {
         let text = draw(&groups());
         assert_eq!((text.matches("<rect").count(), text.matches("NPL ÷ plain routing").count()), (2, 2));
         assert!(text.contains(">15.25</text>") && text.contains(">new flows</text>") && text.ends_with("</svg>\n"));
-        // XML forbids two hyphens in a comment.
+        // XML forbids two hyphens within a comment, so the only ones are those of the comment's `<!--` and `-->`.
         assert_eq!(text.matches("--").count(), 2, "{text}");
         for element in ["text", "title", "svg"] {
             let opened = text.matches(&format!("<{element} ")).count() + text.matches(&format!("<{element}>")).count();
@@ -176,7 +176,8 @@ mod tests {
         0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
     }
 
-    /// No color has a contrast above 4.4 on both pages. WCAG 2 asks for 3 for graphics and large text.
+    /// WCAG 2 asks for a contrast of at least 3 for graphics and large text. The limits here are not above 4.0, because
+    /// no color has a contrast above 4.4 on both the white and the dark page.
     #[test]
     fn the_colors_are_readable_on_light_and_dark_pages() {
         for (color, least) in [(TEXT, 4.0), (FASTER, 3.5), (SLOWER, 3.5)] {

@@ -64,8 +64,8 @@ const PROGRAMS: [Program; 5] = [
     },
 ];
 
-/// Returns the cache directory with the load balancers' programs, and their libraries in `lib`. Downloads what is
-/// missing.
+/// Returns the cache directory with the load balancers' programs, and their libraries in `lib`. Downloads the programs
+/// that are missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
     // Install the packages even if the cache already has the load balancers, because the tests also run curl, `dig` and
     // `kdig`.

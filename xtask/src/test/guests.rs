@@ -184,8 +184,9 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
     (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
 }
 
-/// Returns the scopes and arguments of the guests for the packet tests under a kernel. If `filter` is given, one guest
-/// runs the tests with this text in their names; otherwise, two guests share all tests.
+/// Returns, for each guest that runs packet tests under a kernel, the part of the step's name that names the guest's
+/// share of the tests, and the arguments of the test binary. If `filter` is given, one guest runs the tests with this
+/// text in their names; otherwise, two guests share all tests.
 fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
     let one_by_one = || iter::once("--test-threads=1");

@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// `--filter`: none].
     #[arg(long, value_delimiter = ',')]
     kernels: Option<Vec<KernelName>>,
-    /// Kernels that only load the kernel programs, by emulation.
+    /// Kernels under which tests only load the kernel programs, by emulation: 5.10, 6.1, 6.12, latest, or none.
     #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "filter")]
     load_kernels: Vec<KernelName>,
     /// Also start a real cluster on an emulated machine with the newest of the emulated kernels and only cgroup v2;

@@ -135,7 +135,7 @@ pub(super) fn contents(indent: &str, width: usize) -> String {
     DOCUMENTS.map(|(name, content)| format!("{indent}{name:<width$}{content}\n")).concat()
 }
 
-/// Adds a file below [`FOLDER`], which only the user of the archive can read.
+/// Adds a file with the mode 0600 below [`FOLDER`], so that after unpacking only the file's owner can read the file.
 pub(super) fn append<W: io::Write>(archive: &mut tar::Builder<W>, name: &str, content: &[u8]) -> io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(content.len() as u64);

@@ -40,7 +40,7 @@ pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
 #[derive(Debug)]
 pub(super) struct Connection {
     probe: Probe,
-    /// The socket. If the connection could not be opened, the failure, which is then the result of each request.
+    /// The socket, or the failure to open the connection. A failure is the result of each request.
     socket: Result<Socket, Observation>,
 }
 

@@ -34,7 +34,7 @@ struct FlowRow {
     /// The state of the connection: `established`, `closing`, `closed` or `reset`.
     state: &'static str,
     /// Time since a packet last refreshed the conntrack entry. An entry is refreshed at most once per 256 jiffies (0.25
-    /// to 2.6 s), so packets that arrived later may not be counted.
+    /// to 2.6 s), so the last packet may have arrived later.
     idle_millis: u64,
 }
 

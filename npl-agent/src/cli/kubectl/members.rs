@@ -143,7 +143,11 @@ fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<Strin
 fn answer(output: anyhow::Result<String>) -> ReplicaAnswer {
     match output {
         Ok(text) => serde_json::from_str(&text).map_or_else(
-            |error| ReplicaAnswer::Failed(format!("the answer cannot be read, perhaps of another version: {error}")),
+            |error| {
+                ReplicaAnswer::Failed(format!(
+                    "the answer cannot be read; the replica may have another version: {error}"
+                ))
+            },
             ReplicaAnswer::Members,
         ),
         Err(error) => {

@@ -22,9 +22,9 @@ use crate::{cli::note, config::kubectl_args::OnArgs, core::verdict::HealthVerdic
 /// network and with folders of the Node.
 const NAMESPACE: Kind = Kind { label: "npl-on", level: "privileged" };
 const POD: &str = "npl-agent";
-/// The limit for the start of the Pod, whose image the Node may have to pull.
+/// The time limit for the start of the Pod, whose image the Node may have to pull.
 const START: Duration = Duration::from_mins(3);
-/// The limit for the command.
+/// The time limit of the command in the Pod.
 const LIMIT: Duration = Duration::from_hours(1);
 
 /// Runs a command in a new Pod on the Node, with this process's standard output, and returns its exit code. Removes the
@@ -36,7 +36,8 @@ pub(super) fn run(kubectl: Kubectl<'_>, args: &OnArgs, image: &str) -> anyhow::R
 }
 
 fn run_with(kubectl: Kubectl<'_>, args: &OnArgs, image: &str, interrupt: &Interrupt) -> anyhow::Result<ExitCode> {
-    // A Pod for a Node that does not exist would be deleted without an error.
+    // Kubernetes deletes a Pod whose Node does not exist, and reports no error, so this command checks first that the
+    // Node exists.
     kubectl.output(&["get", "node", &args.node, "--output", "name"])?;
     name_leftovers(kubectl, &NAMESPACE)?;
     let namespace = TemporaryNamespace::new(kubectl, &NAMESPACE);
@@ -79,8 +80,8 @@ fn exit_code(code: Option<i32>, is_removed: bool) -> ExitCode {
 }
 
 /// Builds a Pod with the rights of the agent's container, but without access to the API server. The container gets the
-/// whole BPF file system, as in the DaemonSet that removes kernel state: the container runtime would create NPL's folder
-/// on a Node that has none.
+/// whole BPF file system, as in the DaemonSet that removes kernel state. If the container mounted only NPL's folder,
+/// the container runtime would create this folder on a Node that has none.
 fn pod(namespace: &TemporaryNamespace<'_>, node: &str, image: &str) -> Value {
     let container = json!({
         "name": CONTAINER,

@@ -6,8 +6,8 @@ use std::{fs, path::Path};
 use super::*;
 use crate::cli::kubectl::script::Script;
 
-/// A kubectl that records its requests and the created objects. Each Pod runs at once; the command in the Pod prints its
-/// arguments and exits with 3.
+/// A kubectl that records its requests and the created objects. Each Pod runs at once; the command in the Pod prints
+/// its arguments and exits with 3.
 const KUBECTL: &str = r#"
 echo "$*" >> requests
 case "$*" in

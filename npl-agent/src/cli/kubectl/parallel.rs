@@ -13,8 +13,8 @@ use std::{
 const AT_ONCE: usize = 8;
 
 /// Calls `work` for each element on at most [`AT_ONCE`] threads, and `accept` on this thread for each result, in the
-/// order in which the results exist. A thread begins its next element when its result has been received, so at most
-/// [`AT_ONCE`] results wait in memory.
+/// order in which the results become available. A thread begins its next element when its result has been received, so
+/// at most [`AT_ONCE`] results wait in memory.
 ///
 /// # Errors
 ///

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::{Kubectl, interrupt::Interrupt, text_at};
 use crate::cli::note;
 
-/// The limit for the removal of a Namespace.
+/// The time limit for the removal of a Namespace.
 const REMOVAL: Duration = Duration::from_mins(5);
-/// The limit for one attempt of the removal.
+/// The option of `kubectl delete` with the time limit of one attempt to remove a Namespace.
 const ATTEMPT: &str = "--timeout=90s";
 /// The number of attempts to remove a Namespace.
 const ATTEMPTS: usize = 3;
@@ -78,11 +78,14 @@ impl<'a> TemporaryNamespace<'a> {
     /// Removes the Namespace with all objects. If the removal fails, writes a command for the user to standard error,
     /// and returns `false`.
     pub(super) fn remove(&self, interrupt: &Interrupt) -> bool {
-        note(&format!("removing Namespace {}; another Ctrl-C leaves it behind", self.name));
+        note(&format!(
+            "removing Namespace {}; a Ctrl-C now ends this command and leaves the Namespace behind",
+            self.name
+        ));
         let removed = self.try_remove(&interrupt.renewed(REMOVAL));
         if let Err(error) = &removed {
             let remedy = self.kubectl.line(&["delete", "namespace", &self.name]);
-            note(&format!("Namespace {} is left, `{remedy}`: {error:#}", self.name));
+            note(&format!("Namespace {} is left behind; remove it with `{remedy}`: {error:#}", self.name));
         }
         removed.is_ok()
     }
@@ -106,7 +109,7 @@ pub(super) fn name_leftovers(kubectl: Kubectl<'_>, kind: &Kind) -> anyhow::Resul
     for namespace in kubectl.list(&["namespaces", "--selector", &selector])? {
         if let Some(name) = leftover(&namespace, kind) {
             let remedy = kubectl.line(&["delete", "namespace", name]);
-            note(&format!("Namespace {name} is of another command: unless it is still running, `{remedy}`"));
+            note(&format!("another command has created Namespace {name}: if that command has ended, run `{remedy}`"));
         }
     }
     Ok(())

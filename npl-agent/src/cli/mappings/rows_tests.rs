@@ -86,7 +86,8 @@ fn ports_without_a_mapping_are_shown_on_request() {
     assert_eq!(shown(&Filter { namespace: Some("other"), all: true, ..Filter::default() }), [0_u16; 0]);
 }
 
-/// A node port in quarantine that has a mapping is a fault, so its row must be shown.
+/// A node port in quarantine must not have a mapping. If the kernel has one, this is a fault, so the row is shown even
+/// without `--all`.
 #[test]
 fn a_quarantined_port_with_a_mapping_is_shown() {
     assert_eq!(ports(&[record(61_002)], Some(&agent()), &Filter::default()), [61_000, 61_001, 61_002]);

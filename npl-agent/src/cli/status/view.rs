@@ -161,9 +161,9 @@ pub(super) struct UnsupportedDevice {
 /// The facts from which the output of `status` is computed.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
-    /// The numbers of established conntrack entries for IPv4 and for IPv6.
+    /// The numbers of NPL's established conntrack entries for IPv4 and for IPv6.
     pub(super) flows: [usize; 2],
-    /// The capacities, in flows, of the conntrack maps for IPv4 and for IPv6.
+    /// The capacities, in flows, of NPL's flow tables for IPv4 and for IPv6.
     pub(super) flow_capacities: [usize; 2],
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock that prevents a second agent.

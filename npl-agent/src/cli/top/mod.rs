@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent top`: shows the busiest mappings of this Node, refused packets and problems, and updates the screen every
-//! second.
+//! `npl-agent top`: shows the busiest mappings of this Node, refused packets and problems, and updates the screen at
+//! the interval `--interval`.
 
 mod screen;
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{config::args::TopArgs, core::view::AgentView, datapath::inspect::Inspection, local};
 
-/// Draws the screen every second until the operator quits.
+/// Draws the screen at the interval `--interval` until the operator quits.
 ///
 /// # Errors
 ///

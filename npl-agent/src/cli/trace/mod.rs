@@ -84,7 +84,7 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     }
     if left_out.rate_limited > 0 {
         sentences.push(format!(
-            "{} more records exceeded --rate {rate} per second and CPU: select fewer packets, or raise it",
+            "{} more records exceeded --rate {rate} per second and CPU: select fewer packets, or raise --rate",
             left_out.rate_limited
         ));
     }
@@ -248,7 +248,7 @@ async fn selection(args: &TraceArgs) -> anyhow::Result<PacketSelection> {
             Ok(agent) => endpoints.extend(known_endpoints(args, &agent)?),
             Err(error) if args.pod.is_some() => {
                 return Err(error)
-                    .context("read the Pod's node ports from the running agent; without one, use --node-port");
+                    .context("read the Pod's node ports from the running agent; if no agent runs, use --node-port");
             }
             Err(error) => {
                 note(&format!("{error}; replies that are not translated are not shown, because the Pod is unknown"));

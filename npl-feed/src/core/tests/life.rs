@@ -54,8 +54,9 @@ fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
     assert_eq!((web(&mut state), state.next_end()), (Vec::new(), None));
 }
 
-/// A list contains only Pods with the annotation. A known Pod that is absent from a list may have lost its annotation
-/// while the watch was interrupted, or before, so the Pod's members drain.
+/// A list contains only Pods with the annotation. If a known Pod is absent from a list, its agent may have withdrawn
+/// the annotation while the watch was interrupted, so the Pod's members drain. If the feed has seen the withdrawal
+/// before, the list does not prolong the drain.
 #[test]
 fn a_pod_that_a_list_lacks_drains_like_a_withdrawn_one() {
     let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };

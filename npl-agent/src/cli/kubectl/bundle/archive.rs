@@ -31,7 +31,7 @@ impl Unpacked {
 /// Reads the documents of a Node's archive. Only documents that `npl-agent bundle` of this version describes are read:
 /// an agent of another version could add documents that the archive must not contain.
 pub(super) fn unpack(compressed: &[u8]) -> anyhow::Result<Unpacked> {
-    // One byte more than permitted, so that an archive above the limit is noticed.
+    // The reader accepts one byte more than permitted: if it reads this byte, the documents exceed the limit.
     let mut limited = GzDecoder::new(compressed).take(UNPACKED_BYTES + 1);
     let unpacked = read_documents(&mut limited);
     ensure!(limited.limit() > 0, "the Node's documents have more than {} MiB", UNPACKED_BYTES >> 20);
@@ -111,8 +111,9 @@ software.
     )
 }
 
-/// Returns the name of a Node's folder. The API server permits no other characters in the name of a Node, but the
-/// archive must stay harmless whatever server has answered.
+/// Returns the name of a Node's folder. Replaces all characters except letters, digits, `-` and `.`. The API server
+/// permits no other characters in the name of a Node, but a faulty server's answer must not lead to a path outside the
+/// archive's folder.
 fn folder(node: &str) -> String {
     let is_safe = |character: char| character.is_ascii_alphanumeric() || "-.".contains(character);
     let name: String = node.chars().map(|character| if is_safe(character) { character } else { '_' }).collect();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl bundle`: writes one support archive with the documents of every Node and the views of the whole cluster.
-//! The archive has the documents of `npl-agent bundle` for each Node, and a fixed list of documents for the cluster.
+//! `kubectl npl bundle`: writes one support archive with the documents of every Node and the views of the whole
+//! cluster. The archive has the documents of `npl-agent bundle` for each Node, and a fixed list of documents for the
+//! cluster.
 
 mod archive;
 mod summary;
@@ -38,16 +39,17 @@ use crate::{
     core::verdict::HealthVerdict,
 };
 
-/// The limit for the whole command. Nodes that are not collected by then are named in the summary.
+/// The time limit of the whole command. The summary names the Nodes whose documents have not been collected by then.
 const LIMIT: Duration = Duration::from_hours(1);
-/// The limit for the documents of one Node.
+/// The time limit for the documents of one Node.
 const NODE_LIMIT: Duration = Duration::from_mins(1);
 /// The maximum size in bytes of a Node's compressed archive.
 const NODE_BYTES: usize = 16 << 20;
 /// The maximum size in bytes of the compressed archives of all Nodes together. Further Nodes are left out.
 const TOTAL_BYTES: usize = 512 << 20;
 
-/// Writes the archive. The exit code is 0 if the archive has the documents of every Node, otherwise 2.
+/// Writes the archive. The exit code is 0 if the archive has the documents of every Node and all documents of the
+/// cluster, otherwise 2.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Result<ExitCode> {
     let file = new_file(args.file.as_deref())?;
     let interrupt = Interrupt::watch(LIMIT)?;
@@ -58,7 +60,8 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Re
     let written = write(kubectl, args, out?);
     match &written {
         Ok(_) => note(&format!("wrote {}", path.display())),
-        // An error is ignored: the error of the archive is more important.
+        // An error of the removal is ignored, because the caller reports the error for which the archive could not be
+        // written.
         Err(_) => drop(fs::remove_file(path)),
     }
     written
@@ -70,7 +73,7 @@ fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> any
     let mut errors = BTreeMap::new();
     let names: Vec<String> = match &nodes {
         Ok(nodes) => nodes.iter().map(|node| text_at(node, "/metadata/name").to_owned()).collect(),
-        // Without the right to list Nodes, the Nodes of the agents are collected.
+        // If the user may not list Nodes, the documents of those Nodes are collected on which agents run.
         Err(_) => agents.keys().filter(|name| !name.is_empty()).cloned().collect(),
     };
     let plans = summary::plan(&names, &args.node, &agents)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which Nodes are collected, and what became of each Node.
+//! Selects the Nodes whose documents are collected, and describes the result for each Node.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::archive::Unpacked;
 use crate::cli::kubectl::nodes::AgentPod;
 
-/// The maximum number of characters of a reason.
+/// The maximum length, in characters, of the reason why a Node's documents are missing.
 const REASON: usize = 500;
 
-/// A Node that is to be collected.
+/// A Node whose documents are to be collected.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NodePlan<'a> {
     pub(super) node: &'a str,
@@ -31,12 +31,15 @@ impl<'a> NodePlan<'a> {
             Some(agent) => format!("the agent's container does not run ({})", agent.state),
             None => "no agent's Pod is on this Node".to_owned(),
         };
-        bail!("{reason}: `kubectl npl on {} --create-pod bundle` collects this Node in a new Pod", self.node)
+        bail!(
+            "{reason}: `kubectl npl on {} --create-pod bundle` collects the documents of this Node in a new Pod",
+            self.node
+        )
     }
 }
 
-/// Selects the Nodes: all Nodes, or those with the names `wanted`. Fails if a wanted Node does not exist, or if there is
-/// no Node.
+/// Selects the Nodes: all Nodes, or those with the names `wanted`. Fails if a wanted Node does not exist, or if there
+/// is no Node.
 pub(super) fn plan<'a>(
     nodes: &'a [String],
     wanted: &[String],
@@ -55,7 +58,7 @@ pub(super) fn plan<'a>(
     Ok(plans)
 }
 
-/// What became of a Node.
+/// The result for a Node: whether its documents are in the archive, and if not, why.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NodeRow {
@@ -100,7 +103,7 @@ impl NodeRow {
     }
 }
 
-/// A line of the progress.
+/// Formats the line that reports this result on the terminal.
 impl fmt::Display for NodeRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.reason {

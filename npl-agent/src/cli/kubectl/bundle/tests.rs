@@ -12,7 +12,7 @@ use crate::cli::{
     kubectl::{nodes::CONTAINER, script::Script},
 };
 
-/// A text in every object that must not be in the archive.
+/// A text that must not be in the archive. The test's objects have this text in fields that the command must omit.
 const CANARY: &str = "4d2c-canary";
 
 const KUBECTL: &str = "case \"$*\" in
@@ -52,7 +52,7 @@ fn agent(number: u8, state: &Value) -> Value {
 }
 
 /// A cluster of five Nodes: on the first, the agent answers; the second agent is in a crash loop; the third Node has no
-/// agent; the fourth agent cannot be reached; the fifth answers with no archive.
+/// agent; the fourth agent cannot be reached; the fifth agent's answer is not an archive.
 fn cluster(name: &str) -> Script {
     let script = Script::new(name, KUBECTL);
     let write = |name: &str, content: &[u8]| fs::write(script.0.join(name), content).unwrap();
@@ -140,7 +140,7 @@ fn only_the_nodes_that_are_asked_for_are_collected() {
     assert!(error.to_string().contains("the cluster has no Node node-9"), "{error:#}");
 }
 
-/// Without the right to list Nodes, the agents' Pods name the Nodes.
+/// If the user may not list Nodes, the command takes the Nodes' names from the agents' Pods.
 #[test]
 fn without_the_right_to_list_nodes_the_nodes_with_agents_are_collected() {
     let script = cluster("bundle-denied");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The documents of the whole cluster. Each document has a fixed list of fields, so that the archive contains no
-//! environment variable, and no label and annotation of an object.
+//! environment variable, and no label or annotation of an object.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,7 +11,8 @@ use crate::cli::{
     kubectl::{Kubectl, check, cluster, is_ready, items_at, mappings, nodes::AgentPod, text_at},
 };
 
-/// Only inconsistencies that last this long are in the archive, as for `kubectl npl check`.
+/// The archive contains only inconsistencies that last for this time, which is the default of `kubectl npl check
+/// --settle`.
 const SETTLE: Duration = Duration::from_secs(3);
 
 pub(super) fn mappings(kubectl: Kubectl<'_>) -> anyhow::Result<Value> {

@@ -137,8 +137,8 @@ fn row(path: &Path, node: &str, name: &str, (result, detail): (Outcome, String))
     Row { protocol: Some(path.probe.protocol), family: Some(family), ..Row::about(name, node, result, detail) }
 }
 
-/// Waits until the echo Pods' annotations name no node port. Failed requests are repeated, because the API server may
-/// fail for a moment.
+/// Waits until the echo Pods' annotations name no node port. Failed requests to the API server are repeated, because
+/// the API server may fail for a moment.
 fn withdrawals(test: Test<'_>, published: &[Server], start: Instant) -> anyhow::Result<Vec<Row>> {
     let mut left = Err(anyhow!("the annotations were not read"));
     test.interrupt.until(PUBLICATION, || {
@@ -172,8 +172,8 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
 }
 
 /// Sends requests until the end of the drain is certain: until a request is not answered, or until a request that was
-/// sent after the latest possible end of the drain is answered. The withdrawal was requested between `start` and
-/// `disabled`, the time since `start`.
+/// sent after the latest possible end of the drain is answered. The test requested the withdrawal after `start`, and at
+/// most `disabled` later.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

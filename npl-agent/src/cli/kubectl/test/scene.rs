@@ -36,9 +36,9 @@ const SERVICE: &str = "echo";
 const CONTAINER: &str = "echo";
 /// The hidden command of `npl-agent` that the Pods run.
 const COMMAND: &str = "echo";
-/// The limit for the start of the Pods, whose image the Nodes have pulled already.
+/// The time limit for the start of the Pods, whose image the Nodes have pulled already.
 pub(super) const START: Duration = Duration::from_mins(2);
-/// The limit for the publication of all node ports.
+/// The time limit for the publication of all node ports.
 pub(super) const PUBLICATION: Duration = Duration::from_mins(1);
 /// Returns the port of the echo Pods for a protocol. Each protocol has its own port. If all protocols had the same
 /// port, they would need the same node port, which might not be free for all protocols.
@@ -98,7 +98,8 @@ impl<'a> Scene<'a> {
         self.kubectl.create(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))
     }
 
-    /// Returns the protocols that any agent maps. An agent ignores Service ports whose protocol it does not map.
+    /// Returns the protocols that at least one agent of the test's Nodes maps. An agent ignores Service ports whose
+    /// protocol it does not map.
     fn protocols(&self) -> BTreeSet<Protocol> {
         self.sites.iter().flat_map(Site::protocols).collect()
     }
