@@ -15,6 +15,9 @@ use crate::{paths, process};
 /// The file name of the agent's trace build, and of the archive of its image.
 pub(crate) const TRACE_AGENT: &str = "npl-agent-trace";
 
+/// Arguments that select the packages of the agent and the feed.
+pub(crate) const PACKAGES: [&str; 4] = ["--package", "npl-agent", "--package", "npl-feed"];
+
 /// Arguments of `cargo xtask build`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -47,8 +50,7 @@ pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
     // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
     // tests, and are compiled only once.
-    let packages = ["--package", "npl-agent", "--bin", "npl-agent", "--package", "npl-feed", "--bin", "npl-feed"];
-    process::run(cargo("build").args(packages).args(further))?;
+    process::run(cargo("build").args(PACKAGES).args(["--bin", "npl-agent", "--bin", "npl-feed"]).args(further))?;
     install("npl-agent")
 }
 

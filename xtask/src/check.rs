@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{build, build_ebpf, commits, paths, process, setup, tidy};
+use crate::{build, build_ebpf, commits, features, paths, process, setup, tidy};
 
 /// Arguments of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -18,9 +18,10 @@ pub(crate) struct Check {
 }
 
 /// The checks that run no tests, the fastest ones first.
-pub(crate) const STATIC: [Check; 7] = [
+pub(crate) const STATIC: [Check; 8] = [
     Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
     Check { name: "commit subjects", run: commits::check },
+    Check { name: "features of dependencies", run: features::check },
     Check { name: "formatting", run: formatting },
     Check { name: "lints of the kernel programs", run: build_ebpf::lint },
     Check { name: "lints", run: lints },

@@ -21,6 +21,7 @@ mod demo;
 mod docs;
 mod ebpf;
 mod emulation;
+mod features;
 mod image;
 mod kernel_object;
 mod leftovers;

@@ -222,8 +222,7 @@ pub struct RunArgs {
 
     /// Read only Services with these labels, in the syntax of `kubectl get --selector`, so that the API server sends
     /// less data in large clusters. Node ports of other Services are withdrawn, as if these Services were not enabled.
-    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all
-    /// Services.
+    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all.
     #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
     pub service_selector: Option<String>,
 

@@ -159,9 +159,23 @@ fn run_own_tests(options: &Options, tally: &mut Tally) {
     tally.tests(name, |counts| run_tests(command, SILENCE, counts));
 }
 
+/// Arguments that select the packages with tests, except xtask.
+pub(crate) const PACKAGES: [&str; 10] = [
+    "--package",
+    "npl-common",
+    "--package",
+    "npl-agent",
+    "--package",
+    "npl-feed",
+    "--package",
+    "npl-testkit",
+    "--features",
+    "npl-testkit/bench",
+];
+
 fn tests() -> Command {
     let mut command = build::cargo("test");
-    command.args(check::UNPRIVILEGED).args(["--package", "npl-testkit", "--features", "npl-testkit/bench"]);
+    command.args(PACKAGES);
     command
 }
 

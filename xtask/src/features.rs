@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks that dependencies have the same features in the build of the agent and the feed and in the build of the
+//! tests. With other features, cargo compiles a dependency and all its dependents again for the tests, which takes
+//! minutes.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, ensure};
+
+use crate::{build, paths, process, test};
+
+/// The columns of a line: the package with its version, and its features.
+const FORMAT: [&str; 4] = ["--prefix", "none", "--format", "{p} [{f}]"];
+
+/// Compares the features of the dependencies in both builds.
+pub(crate) fn check() -> Result<()> {
+    let agent = packages(&build::PACKAGES, "normal,build")?;
+    let tests = packages(&test::PACKAGES, "normal,build,dev")?;
+    let different = different(&agent, &tests);
+    ensure!(
+        different.is_empty(),
+        "with other features in the tests than in the agent, these packages are compiled twice; select the same \
+         features in Cargo.toml: {}",
+        different.join(", ")
+    );
+    Ok(())
+}
+
+/// Returns the packages with their features in the build of these packages.
+fn packages(selection: &[&str], edges: &str) -> Result<BTreeSet<String>> {
+    let mut command = build::plain_cargo();
+    command.args(["tree", "--locked", "--target", &paths::agent_target(), "--edges", edges]).args(FORMAT);
+    let tree = process::ask(command.args(selection).current_dir(paths::root()))?;
+    // cargo marks a package that it has listed before.
+    Ok(tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect())
+}
+
+/// Returns the packages of the agent's build that the build of the tests contains only with other features.
+fn different(agent: &BTreeSet<String>, tests: &BTreeSet<String>) -> Vec<String> {
+    agent.difference(tests).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{build, check, different, packages};
+
+    #[test]
+    fn the_tests_use_the_dependencies_of_the_agents_build() {
+        check().unwrap();
+    }
+
+    #[test]
+    fn a_package_with_other_features_is_found() {
+        let agent = packages(&build::PACKAGES, "normal,build").unwrap();
+        assert!(agent.iter().any(|package| package.starts_with("kube-client v") && package.contains("rustls-tls")));
+        let tests =
+            agent.iter().map(|it| if it.starts_with("tokio v") { it.replace(']', ",full]") } else { it.clone() });
+        let different = different(&agent, &tests.collect());
+        assert!(matches!(different.as_slice(), [one] if one.starts_with("tokio v")), "{different:?}");
+    }
+}
