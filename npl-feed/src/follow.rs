@@ -82,7 +82,7 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
 fn log(refusal: &Refusal) {
     let Refusal { pod, left_out } = refusal;
     if left_out.is_empty() {
-        info!(%pod, "no entry of the Pod's annotation is left out any more");
+        info!(%pod, "the feed leaves out no entry of this Pod any more");
         return;
     }
     let reasons: Vec<String> = left_out.iter().map(|(reason, count)| format!("{reason}={count}")).collect();

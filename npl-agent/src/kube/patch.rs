@@ -87,8 +87,8 @@ pub enum PatchError {
     },
     /// The API server answered 401 or 403: it does not accept the agent's credentials, or the agent lacks a permission.
     #[error(
-        "patch pod {pod}: the API server denies the permission; apply deploy/npl.yaml, which grants patch on \
-         pods/status"
+        "patch pod {pod}: the API server rejects the agent's credentials or denies the permission; apply \
+         deploy/npl.yaml, which grants patch on pods/status"
     )]
     Denied {
         /// The patched Pod.

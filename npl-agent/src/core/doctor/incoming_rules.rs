@@ -45,8 +45,8 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         format!("policy routing rules for devices of mapped Pods: {}", found.join(", ")),
         "with --forwarding stack and offload, replies of these Pods follow the table of the rule instead of the route \
          to the client, and may be lost: let the CNI route these Pods by the main table (AWS VPC CNI: \
-         POD_SECURITY_GROUP_ENFORCING_MODE=standard), or let the load balancer send to the addresses of these Pods \
-         instead of node ports",
+         POD_SECURITY_GROUP_ENFORCING_MODE=standard), or do not use node ports for these Pods: use a load \
+         balancer that sends to the Pods' own addresses",
     )
 }
 
