@@ -328,6 +328,12 @@ pub(crate) fn replacements() -> u64 {
     if is_emulated() { 3 } else { 10 }
 }
 
+/// Requests per second of a load. An emulated processor gets few, because a request costs it so much time that a higher
+/// rate would slow down the verification of the programs several times.
+pub(crate) fn load_rate() -> u32 {
+    if is_emulated() { 20 } else { 100 }
+}
+
 /// Whether the test runs on an emulated processor, which is slow.
 pub(crate) fn is_emulated() -> bool {
     kernel::is_emulated().unwrap()

@@ -15,7 +15,7 @@ use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, Load, Transfer};
 
 use super::programs::rename_build;
-use crate::world::{World, is_emulated, replacements};
+use crate::world::{World, is_emulated, load_rate, replacements};
 
 /// Time limit for a few requests, also on an emulated processor.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ fn traffic_continues_without_an_agent_and_the_next_one_adopts_it() {
 fn no_packet_is_lost_while_programs_are_replaced() {
     let mut world = World::fresh(1);
     world.datapath = None;
-    let load = Load::start(world.client(), 100, world.load_requests());
+    let load = Load::start(world.client(), load_rate(), world.load_requests());
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
     for _ in 0..replacements() {

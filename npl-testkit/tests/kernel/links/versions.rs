@@ -18,7 +18,7 @@ use npl_common::former_names;
 use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, MAP_XDP_DEVICE, PIN_ROOT, PROG_EGRESS, PROG_INGRESS};
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
-use crate::world::{World, is_emulated};
+use crate::world::{World, is_emulated, load_rate};
 
 /// Time limit for a few requests, also on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -105,7 +105,7 @@ fn assert_no_other_filters(world: &World, agent: &Datapath) {
 
 /// Starts requests of both protocols, and a long upload.
 fn load(world: &World) -> (Load, Transfer) {
-    let load = Load::start(world.client(), 100, world.load_requests());
+    let load = Load::start(world.client(), load_rate(), world.load_requests());
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
     (load, upload)

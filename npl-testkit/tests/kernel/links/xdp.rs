@@ -24,7 +24,7 @@ use npl_testkit::{poll, tools};
 use super::other_programs::OtherProgram;
 use super::programs::rename_build;
 use super::restart::LIMIT;
-use crate::world::{World, is_emulated};
+use crate::world::{World, is_emulated, load_rate};
 
 /// Number of agent replacements under load.
 const REPLACEMENTS: u64 = 3;
@@ -112,7 +112,7 @@ fn no_packet_is_lost_while_xdp_is_replaced() {
     let mut world = World::with_xdp(Options::default());
     let mut known = world.xdp_program("eth0").unwrap();
     world.datapath = None;
-    let load = Load::start(world.client(), 100, world.load_requests());
+    let load = Load::start(world.client(), load_rate(), world.load_requests());
     for _ in 0..REPLACEMENTS {
         rename_build(world.bpffs.path());
         let mut next = world.open();

@@ -18,7 +18,7 @@ use npl_testkit::traffic::{Load, Request};
 use super::scene::Scene;
 use crate::lab::mapping;
 use crate::links::programs::{pinned, rename_build};
-use crate::world::{NODE_PORT, POD_PORT, replacements, set_addresses};
+use crate::world::{NODE_PORT, POD_PORT, load_rate, replacements, set_addresses};
 
 /// Time limit for a few requests, also on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -66,7 +66,7 @@ fn local_clients_lose_no_request_while_programs_are_replaced() {
         client: scene.world.node_ip().into(),
     };
     let requests = vec![request(Protocol::Tcp), request(Protocol::Udp)];
-    let load = scene.cgroup.run(|| Load::start(scene.world.node(), 100, requests)).unwrap();
+    let load = scene.cgroup.run(|| Load::start(scene.world.node(), load_rate(), requests)).unwrap();
     for replacement in 1..=replacements() {
         rename_build(scene.world.bpffs.path());
         let mut next = scene.world.open();

@@ -17,7 +17,7 @@ use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions,
 use super::firewall::load_rules;
 use super::fragments::{reply_in_every_order, request_in_every_order};
 use crate::lab::mapping;
-use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
+use crate::world::{NODE_PORT, POD_PORT, World, is_emulated, load_rate};
 
 /// Drops all forwarded packets: a packet that arrives has bypassed the forward chain.
 pub(super) const DROP_FORWARDED: &str = "
@@ -272,7 +272,7 @@ fn no_packet_is_lost_when_the_forwarding_mode_changes() {
     let size = if is_emulated() { 2 << 20 } else { 8 << 20 };
     let running = [Direction::Upload, Direction::Download]
         .map(|direction| Transfer::start(world.client(), world.frontend(), direction, size, rate).unwrap());
-    let load = Load::start(world.client(), 100, requests(&world));
+    let load = Load::start(world.client(), load_rate(), requests(&world));
     for share in 1..=8_u8 {
         running[0].wait_for_share(f64::from(share) / 10.0, LIMIT).unwrap();
         let modes = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
