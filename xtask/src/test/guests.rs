@@ -26,11 +26,10 @@ const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 /// and one with the capabilities of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Arguments that skip tests of the agent's pins and similar files, whose results do not depend on the kernel's
-/// version. The skipped tests run only under the oldest emulated kernel, because each of these tests loads all
-/// programs. Loading takes up to a minute on an emulated machine.
-const SKIPPED_ON_NEWER_KERNELS: [&str; 6] =
-    ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
+/// Arguments that skip tests of the agent's pins and similar files, because each of these tests loads all programs, which
+/// takes up to a minute on an emulated machine. The results hardly depend on the kernel's version. The skipped tests run
+/// under this machine's kernel, and under the oldest of the kernels that the user names by `--kernels`.
+const SKIPPED: [&str; 6] = ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
 /// Two guests share the packet tests under a kernel; each guest uses one processor of the host. The first guest runs
 /// the tests with one of these texts in their names. The second guest runs the rest of the tests, so that both guests
@@ -102,7 +101,8 @@ impl Suite<'_> {
             match self.has_tests(binary) {
                 Ok(false) => {}
                 Ok(true) => guests.extend(kernels.iter().enumerate().flat_map(|(number, kernel)| {
-                    let shares = shares(options.filter(), number > 0).into_iter();
+                    let is_brief = options.kernels.is_none() || number > 0;
+                    let shares = shares(options.filter(), is_brief).into_iter();
                     shares.map(|(scope, arguments)| guest_for_packets(*kernel, binary, scope, &arguments))
                 })),
                 Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
@@ -152,7 +152,7 @@ impl Suite<'_> {
 /// Returns the parts of test names by which steps select or skip tests of a kind.
 fn selections(kind: Kind) -> Vec<&'static str> {
     let parts: &[&[&'static str]] = match kind {
-        Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SKIPPED_ON_NEWER_KERNELS, &NEED_A_TUN_DEVICE],
+        Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SKIPPED, &NEED_A_TUN_DEVICE],
         Kind::Agent => &[&OWN_MACHINE_TESTS, &[UPGRADE_TESTS]],
         Kind::RealCluster => &[&EMULATED_CLUSTER_TESTS],
         Kind::Unit | Kind::TestKit | Kind::Chart => &[],
@@ -186,14 +186,14 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
 
 /// Returns, for each guest that runs packet tests under a kernel, the part of the step's name that names the guest's
 /// share of the tests, and the arguments of the test binary. If `filter` is given, one guest runs the tests with this
-/// text in their names; otherwise, two guests share all tests.
-fn shares(filter: Option<&str>, is_newer: bool) -> Vec<(&'static str, Vec<&str>)> {
+/// text in their names. Otherwise, two guests share all tests, or if `is_brief`, all tests but those of [`SKIPPED`].
+fn shares(filter: Option<&str>, is_brief: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
     let one_by_one = || iter::once("--test-threads=1");
     if let Some(filter) = filter {
         return vec![("", one_by_one().chain([filter]).collect())];
     }
-    let skipped = if is_newer { &SKIPPED_ON_NEWER_KERNELS[..] } else { &[] };
+    let skipped = if is_brief { &SKIPPED[..] } else { &[] };
     let first = one_by_one().chain(FIRST_SHARE).chain(skipped.iter().copied()).collect();
     let of_first = FIRST_SHARE.into_iter().flat_map(|part| ["--skip", part]);
     let second = one_by_one().chain(of_first).chain(NEED_A_TUN_DEVICE).collect();
@@ -263,8 +263,8 @@ mod tests {
     }
 
     /// Returns the number of guests that run the test `test`.
-    fn runs(test: &str, is_newer: bool) -> usize {
-        shares(None, is_newer).iter().filter(|(_, arguments)| is_run(test, arguments)).count()
+    fn runs(test: &str, is_brief: bool) -> usize {
+        shares(None, is_brief).iter().filter(|(_, arguments)| is_run(test, arguments)).count()
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_kernel_leaves_out_the_tests_of_the_agents_files() {
+    fn a_brief_run_leaves_out_the_tests_of_the_agents_files() {
         assert_eq!(
             ["links::pins::one", "links::programs::two", "traffic::flood"].map(|test| runs(test, true)),
             [0, 1, 1]
