@@ -62,7 +62,8 @@ impl Datapath {
 
     /// Checks that the Node meets the requirements, adopts pinned maps and programs, and creates or loads missing ones.
     /// Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a
-    /// pinned map has a different size than this agent needs, its entries are copied to a new map.
+    /// pinned map has a different size than this agent needs, a new map replaces it. Mappings, allowed sources,
+    /// conntrack entries and socket reverse NAT entries are copied to the new maps.
     ///
     /// # Errors
     ///
@@ -296,9 +297,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// The time for which a node port without a mapping must still receive no packet, until the port counts as unused;
-    /// `None` if the port already counts as unused. A packet of any protocol and of either IP family prolongs the time.
-    /// The result is exact to one second.
+    /// For a node port without a mapping: how much longer the port must receive no packet before the port counts as
+    /// unused; `None` if the port already counts as unused. A packet of any protocol and of either IP family restarts
+    /// the time. The result is exact to one second.
     ///
     /// # Errors
     ///

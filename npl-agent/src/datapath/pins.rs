@@ -101,8 +101,8 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The directory of maps that this ABI version has replaced by maps of a different size. The entries of these maps
-    /// have not been copied yet.
+    /// The directory of maps that this ABI version has replaced by maps of a different size or with different flags,
+    /// and whose entries have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
@@ -189,8 +189,8 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// By ifindex: why XDP translates the requests that the device receives, or why TC translates them instead, as the
-    /// key of an `XdpReason`.
+    /// The reason why XDP, or why TC instead, translates the requests that a device receives, by the device's ifindex.
+    /// The text is the key of an `XdpReason`.
     ///
     /// # Errors
     ///
@@ -204,12 +204,13 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// The directory that exists if the agent refuses `--forwarding redirect`.
+    /// The directory that exists if the agent refuses `--forwarding redirect`, because a policy engine would be
+    /// bypassed.
     pub(super) fn redirect_refused_mark(&self) -> PathBuf {
         self.version.join("redirect_refused")
     }
 
-    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes recorded reasons that are not in `reasons`.
+    /// Records these reasons for [`Self::xdp_reasons`], and removes recorded reasons that are not in `reasons`.
     pub(super) fn write_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);
         let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();

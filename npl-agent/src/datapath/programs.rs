@@ -62,7 +62,7 @@ pub(super) struct Programs {
     pins: Pins,
     sizes: TableSizes,
     variant: Variant,
-    /// The name of the build's directory, which consists of the object's digest and the variant.
+    /// The name of the build's directory: the digest of the object, and the variant.
     pub(super) build: String,
     /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
@@ -404,7 +404,7 @@ fn ids(maps: &[MapInfo]) -> BTreeSet<u32> {
     maps.iter().map(MapInfo::id).collect()
 }
 
-/// The program of the object file with this name.
+/// The program with this name in the object file.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
 }
