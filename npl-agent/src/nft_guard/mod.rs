@@ -226,7 +226,7 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
     PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
 
-/// The thread that maintains the table, with its state.
+/// The state of the thread that maintains the table.
 struct Worker {
     mode: GuardMode,
     mapped: BTreeMap<Frontend, PodEndpoint>,

@@ -80,7 +80,8 @@ impl PodEndpoint {
     }
 }
 
-/// Creates the table with this content, or replaces an existing table, in one transaction.
+/// Creates the table with this content, or replaces an existing table. One transaction creates the table, its sets,
+/// chains and rules; later transactions add the elements of the sets ([`update`]).
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
     // The transaction first creates the table if the table is absent, because deleting an absent table fails. Then the
