@@ -59,7 +59,7 @@ pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
     /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
-    /// The delay before the next request that the API server requires, at most one minute.
+    /// The time for which the API server requires the agent to wait before the next request, at most one minute.
     pub(super) after: Option<Duration>,
 }
 

@@ -72,7 +72,7 @@ pub(super) fn spawn(
     tasks
 }
 
-/// Watches objects and sends their changes to a receiver, to which several watches of different kinds of objects send.
+/// Watches objects and sends their changes to a receiver. Watches of different kinds of objects can share one receiver.
 #[derive(Debug)]
 pub struct Watch<C> {
     keys: AnnotationKeys,
