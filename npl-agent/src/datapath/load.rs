@@ -299,7 +299,7 @@ impl Datapath {
 
     /// For a node port without a mapping: how much longer the port must receive no packet before the port counts as
     /// unused; `None` if the port already counts as unused. A packet of any protocol and of either IP family restarts
-    /// the time. The result is exact to one second.
+    /// the time. The result is approximate: at most 1 s too long, and at most 9 s too short.
     ///
     /// # Errors
     ///

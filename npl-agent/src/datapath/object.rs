@@ -98,7 +98,8 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
     Ok(())
 }
 
-/// A type of kernel programs, such as XDP programs, with the operations that the agent needs for it.
+/// A type of kernel programs, such as XDP programs, with the operations that the agent performs on programs of this
+/// type.
 pub(super) trait ProgramKind: Sized {
     /// The kernel's type of the program.
     const TYPE: bpf_prog_type;

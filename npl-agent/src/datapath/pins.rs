@@ -81,7 +81,7 @@ impl Pins {
         Ok(versions.into_iter().map(|abi| Self::of_abi(self.root.clone(), abi)).collect())
     }
 
-    /// The ABI version whose pins these paths lead to.
+    /// The ABI version of the pins at these paths.
     pub const fn abi(&self) -> u32 {
         self.abi
     }
@@ -374,6 +374,6 @@ mod tests {
         }
         assert_eq!(meaning(&pins.version().join(LINK_DIR).join("7_other")), PinMeaning::Unknown);
         assert_eq!(meaning(&pins.root().join("other")), PinMeaning::Unknown);
-        assert_eq!(meaning_of(&["v2", LINK_DIR, "7_in"], true), PinMeaning::Directory, "a record of a filter");
+        assert_eq!(meaning_of(&["v2", LINK_DIR, "7_in"], true), PinMeaning::Directory, "it records a filter");
     }
 }

@@ -19,7 +19,8 @@ const MAX_CHAINS: usize = 500;
 /// single rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and all chains to which the rules of these chains jump.
+/// Reads the filter chains of the forward hook, and the chains to which their rules jump, directly or through other
+/// chains; at most [`MAX_CHAINS`] chains in total.
 ///
 /// # Errors
 ///
