@@ -45,7 +45,8 @@ pub(super) struct Entry {
     pub(super) stats_index: u32,
 }
 
-/// The Pod endpoint of a mapping, which sends the replies: Pod address, port in host byte order, IP protocol number.
+/// The Pod endpoint of a mapping, as the sender of replies: Pod address, Pod port in host byte order, and IP protocol
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Sender {
     pub(super) pod_ip: IpAddr,

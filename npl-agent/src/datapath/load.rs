@@ -278,8 +278,8 @@ impl Datapath {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
-    /// Makes the kernel programs pass the packets of these connections, which other software translates, to the host
-    /// unchanged, even if a mapping matches the packets.
+    /// Makes the kernel programs pass the packets of these connections to the host unchanged, even if a mapping matches
+    /// the packets, because other software translates these connections.
     ///
     /// # Errors
     ///
@@ -309,8 +309,8 @@ impl Datapath {
     }
 
     /// For each node port of a range, the time since the last removal of a mapping of the port, or since the last
-    /// packet to the port while it had no mapping, whichever is shorter; rounded down. Ports for which neither is
-    /// recorded are left out. The recorded times outlive the agent, but not a reboot of the Node.
+    /// packet to the port while it had no mapping, whichever is shorter. The times are rounded down. Ports for which
+    /// neither is recorded are left out. The recorded times outlive the agent, but not a reboot of the Node.
     ///
     /// # Errors
     ///

@@ -37,7 +37,7 @@ const REPLACED_DIR: &str = "replaced";
 const XDP_SUFFIX: &str = "xdp";
 /// The prefix of the file name under which a map of program constants is pinned.
 pub(super) const CONSTANTS: &str = "constants_";
-/// The name of the ring buffer for the programs' logs, which only the trace build has.
+/// The name of the ring buffer for the programs' logs. Only the trace build has this ring buffer.
 pub(super) const LOGS: &str = "AYA_LOGS";
 
 /// The suffix of the file name under which the TC link of a direction is pinned.
@@ -260,7 +260,7 @@ impl Pins {
         Ok(names)
     }
 
-    /// The pin of the ring buffer for the programs' logs, which only a trace build has.
+    /// The pin of the ring buffer for the programs' logs. Only a trace build has this ring buffer.
     pub(super) fn logs(&self, build: &str) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{LOGS}"))
     }

@@ -43,8 +43,8 @@ const UNMITIGATED: &str = "unmitigated";
 /// this section.
 const CONSTANTS: &str = ".rodata";
 
-/// How the programs were loaded, which depends on the loader's capabilities and on the kernel. The variants are listed
-/// from the fastest to the slowest.
+/// How the programs were loaded. The capabilities of the loading process and the kernel determine which variants are
+/// possible. The variants are listed from the fastest to the slowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     /// Loaded with `CAP_PERFMON`: without speculation barriers, with direct packet access.

@@ -102,7 +102,7 @@ async fn confirmed(dry_run: &mut DryRun<'_>) -> Confinement {
     last
 }
 
-/// Writes to a Pod of this Node as a dry run, for which the API server runs its admission policies, but stores nothing.
+/// Sends a write to a Pod of this Node as a dry run: the API server runs its admission policies, but stores nothing.
 struct DryRun<'a> {
     client: &'a Client,
     node_name: &'a str,

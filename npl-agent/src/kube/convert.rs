@@ -45,7 +45,7 @@ impl AnnotationKeys {
     }
 }
 
-/// The kind of an invalid value in a Kubernetes object, which the conversion skips.
+/// A kind of invalid value in a Kubernetes object. The conversion skips such values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
     /// A port number that is not in the range from 1 to 65535.

@@ -78,8 +78,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        // The API server compresses lists above 128 KiB, which this layer decompresses. Watches arrive uncompressed,
-        // because kube does not request compression for watches.
+        // This layer decompresses lists, because the API server compresses lists above 128 KiB. Watches arrive
+        // uncompressed, because kube does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))

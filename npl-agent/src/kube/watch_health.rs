@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs failed lists and watches, and reports them to an observer, which counts them in a metric.
+//! Logs failed lists and watches, and reports them to an observer, for example to count the failures in a metric.
 
 use std::{collections::BTreeMap, fmt, mem, sync::Arc};
 
