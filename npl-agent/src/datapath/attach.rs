@@ -43,7 +43,8 @@ use crate::core::devices::{
 
 /// The TC handle of this ABI version's filters. It distinguishes these filters from other filters of the same priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
-/// The handle of the temporary filter that translates packets while NPL's filter is moved.
+/// The handle of the temporary filter, which translates packets while the agent moves NPL's filter ahead of other
+/// filters.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
 /// The loaded programs and their attachments.
@@ -124,7 +125,7 @@ impl Hooks {
         self.programs.load_xdp().map(|(_, program)| program)
     }
 
-    /// The TC hooks to which this agent or an earlier agent has attached programs.
+    /// The TC hooks to which this agent, or an earlier agent of the same ABI version, has attached programs.
     ///
     /// # Errors
     ///

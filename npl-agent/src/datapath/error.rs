@@ -55,7 +55,7 @@ pub enum DatapathError {
     /// The programs of the trace build are too large for the verifier of a process without `CAP_PERFMON`.
     #[cfg(feature = "trace")]
     #[error(
-        "a trace build loads its programs with CAP_PERFMON only: run `npl-agent load` of the same build in an init \
+        "a trace build can load its programs only with CAP_PERFMON: run `npl-agent load` of the same build in an init \
          container with this capability, as in deploy/npl.yaml"
     )]
     TraceNeedsPerfmon,

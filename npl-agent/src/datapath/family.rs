@@ -45,7 +45,8 @@ pub(super) struct Entry {
     pub(super) stats_index: u32,
 }
 
-/// The Pod endpoint of a mapping, which sends the replies: Pod address, port in host byte order, IP protocol number.
+/// The Pod endpoint of a mapping, as the sender of replies: Pod address, Pod port in host byte order, and IP protocol
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Sender {
     pub(super) pod_ip: IpAddr,
@@ -83,9 +84,9 @@ pub(super) trait FamilyMaps: Send {
     /// Every entry in NPL's flow table of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the flow table's entries of these Pod endpoints, and changes the phase of these flows in the half-open
-    /// cache as [`Self::remove_expired_flows`] does. Returns the number of entries that were removed from the flow
-    /// table.
+    /// Removes the flow table's entries of these Pod endpoints. The entries of these flows in the half-open cache get
+    /// the phase "replied", so that these entries expire too. `seed` is the seed of the flows' hashes. Returns the
+    /// number of removed flow table entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError>;
     /// The number of socket reverse NAT entries, and the maximum number of these entries.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
@@ -101,7 +102,7 @@ pub(super) trait FamilyMaps: Send {
     /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Clears the half-open entries that contain an index of a node address that is not in `used`.
+    /// Clears the half-open entries whose node address index is not in `used`.
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
     /// The time of the last packet to the node port while it had no mapping, or of the last removal of a mapping of the
@@ -179,8 +180,8 @@ impl<L: Layout> Maps<L> {
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
-    /// Changes the phase of flows in the half-open cache after the flows were removed from the flow table: see
-    /// [`after_removal`].
+    /// Makes the half-open entries of these flows expire, after the flows were removed from the flow table: the phase
+    /// "established" becomes "replied" (see [`after_removal`]).
     fn end_words(&self, keys: &[L::FlowKey], seed: u64) -> Result<(), DatapathError> {
         if keys.is_empty() {
             return Ok(());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Makes entries for connections that other software translates, as for host connections: see
-//! [`npl_common::host_connection`]. The kernel programs pass the packets of these connections to the host, where kernel
-//! conntrack continues to translate them.
+//! Records, in the maps of host connections ([`npl_common::host_connection`]), the connections that other software
+//! translates. The kernel programs pass the packets of recorded connections to the host, where kernel conntrack
+//! continues to translate the packets.
 
 use aya::maps::{Array, MapData};
 use npl_common::{

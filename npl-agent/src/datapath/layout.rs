@@ -61,7 +61,7 @@ pub(super) trait Layout {
     fn state(flow: &Self::Flow) -> &FlowState;
     /// Returns a copy of the conntrack entry `flow` whose state is `state`.
     fn with_state(flow: &Self::Flow, state: FlowState) -> Self::Flow;
-    /// The key of the flow between a client and a server: a Pod or, for a host connection, the Node.
+    /// The key of the flow between a client and a server. The server is a Pod or, for a host connection, the Node.
     fn flow_key(protocol: Protocol, client: SocketAddr, server: SocketAddr) -> Option<Self::FlowKey>;
     /// The hash that chooses the flow's slots in the half-open cache.
     fn flow_hash(key: &Self::FlowKey, seed: u64) -> u64;

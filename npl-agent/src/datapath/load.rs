@@ -62,7 +62,8 @@ impl Datapath {
 
     /// Checks that the Node meets the requirements, adopts pinned maps and programs, and creates or loads missing ones.
     /// Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a
-    /// pinned map has a different size than this agent needs, its entries are copied to a new map.
+    /// pinned map has a different size than this agent needs, a new map replaces it. Mappings, allowed sources,
+    /// conntrack entries and socket reverse NAT entries are copied to the new maps.
     ///
     /// # Errors
     ///
@@ -277,8 +278,8 @@ impl Datapath {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
-    /// Makes the kernel programs pass the packets of these connections, which other software translates, to the host
-    /// unchanged, even if a mapping matches the packets.
+    /// Makes the kernel programs pass the packets of these connections to the host unchanged, even if a mapping matches
+    /// the packets, because other software translates these connections.
     ///
     /// # Errors
     ///
@@ -296,9 +297,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// The time for which a node port without a mapping must still receive no packet, until the port counts as unused;
-    /// `None` if the port already counts as unused. A packet of any protocol and of either IP family prolongs the time.
-    /// The result is exact to one second.
+    /// For a node port without a mapping: how much longer the port must receive no packet before the port counts as
+    /// unused; `None` if the port already counts as unused. A packet of any protocol and of either IP family restarts
+    /// the time. The result is approximate: at most 1 s too long, and at most 9 s too short.
     ///
     /// # Errors
     ///
@@ -308,8 +309,8 @@ impl Datapath {
     }
 
     /// For each node port of a range, the time since the last removal of a mapping of the port, or since the last
-    /// packet to the port while it had no mapping, whichever is shorter; rounded down. Ports for which neither is
-    /// recorded are left out. The recorded times outlive the agent, but not a reboot of the Node.
+    /// packet to the port while it had no mapping, whichever is shorter. The times are rounded down. Ports for which
+    /// neither is recorded are left out. The recorded times outlive the agent, but not a reboot of the Node.
     ///
     /// # Errors
     ///

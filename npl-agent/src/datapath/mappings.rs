@@ -100,8 +100,9 @@ impl MappingWriter {
         refused.collect()
     }
 
-    /// Writes the new mappings of an IP family in two system calls, and returns the written mappings. Returns no
-    /// mapping if there is at most one new mapping, or if a call fails; the caller then writes each mapping separately.
+    /// Writes the new mappings of an IP family together: one system call writes all endpoints, and a second one all
+    /// mappings. Returns the written mappings. Returns no mapping if there is at most one new mapping, or if a call
+    /// fails; the caller then writes each mapping separately.
     fn add_together(
         &mut self,
         tables: &mut Tables,

@@ -30,8 +30,9 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// The first 64 bits of an object's SHA-256 digest, which name the directory of its pinned programs. 64 bits are
-/// enough, because only agents of this Node write to the directory, so an attacker cannot make use of a collision.
+/// The first 64 bits of an object's SHA-256 digest. These bits name the directory of the object's pinned programs. 64
+/// bits are enough, because only agents of this Node write to the directory, so an attacker cannot make use of a
+/// collision.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
@@ -98,7 +99,8 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
     Ok(())
 }
 
-/// A type of kernel programs, such as XDP programs, with the operations that the agent needs for it.
+/// A type of kernel programs, such as XDP programs, with the operations that the agent performs on programs of this
+/// type.
 pub(super) trait ProgramKind: Sized {
     /// The kernel's type of the program.
     const TYPE: bpf_prog_type;

@@ -162,8 +162,9 @@ impl Drop for PacketTrace {
     }
 }
 
-/// Whether all pinned programs are of a trace build, whose programs log verdicts and write no trace records. While an
-/// agent replaces the programs of another build, the programs of both builds are pinned.
+/// Whether all pinned programs are of a trace build, whose programs log verdicts and write no trace records. Returns
+/// false while an agent replaces programs of a build that writes trace records, because the programs of both builds are
+/// then pinned.
 fn has_only_logging_programs(pins: &Pins) -> Result<bool, DatapathError> {
     let builds = pins.builds()?;
     Ok(!builds.is_empty() && builds.iter().all(|build| pins.logs(build).exists()))

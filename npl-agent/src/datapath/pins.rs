@@ -37,7 +37,7 @@ const REPLACED_DIR: &str = "replaced";
 const XDP_SUFFIX: &str = "xdp";
 /// The prefix of the file name under which a map of program constants is pinned.
 pub(super) const CONSTANTS: &str = "constants_";
-/// The name of the ring buffer for the programs' logs, which only the trace build has.
+/// The name of the ring buffer for the programs' logs. Only the trace build has this ring buffer.
 pub(super) const LOGS: &str = "AYA_LOGS";
 
 /// The suffix of the file name under which the TC link of a direction is pinned.
@@ -81,7 +81,7 @@ impl Pins {
         Ok(versions.into_iter().map(|abi| Self::of_abi(self.root.clone(), abi)).collect())
     }
 
-    /// The ABI version whose pins these paths lead to.
+    /// The ABI version of the pins at these paths.
     pub const fn abi(&self) -> u32 {
         self.abi
     }
@@ -101,8 +101,8 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The directory of maps that this ABI version has replaced by maps of a different size. The entries of these maps
-    /// have not been copied yet.
+    /// The directory of maps that this ABI version has replaced by maps of a different size or with different flags,
+    /// and whose entries have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
@@ -189,8 +189,8 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// By ifindex: why XDP translates the requests that the device receives, or why TC translates them instead, as the
-    /// key of an `XdpReason`.
+    /// The reason why XDP, or why TC instead, translates the requests that a device receives, by the device's ifindex.
+    /// The text is the key of an `XdpReason`.
     ///
     /// # Errors
     ///
@@ -204,12 +204,13 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// The directory that exists if the agent refuses `--forwarding redirect`.
+    /// The directory that exists if the agent refuses `--forwarding redirect`, because a policy engine would be
+    /// bypassed.
     pub(super) fn redirect_refused_mark(&self) -> PathBuf {
         self.version.join("redirect_refused")
     }
 
-    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes recorded reasons that are not in `reasons`.
+    /// Records these reasons for [`Self::xdp_reasons`], and removes recorded reasons that are not in `reasons`.
     pub(super) fn write_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);
         let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();
@@ -259,7 +260,7 @@ impl Pins {
         Ok(names)
     }
 
-    /// The pin of the ring buffer for the programs' logs, which only a trace build has.
+    /// The pin of the ring buffer for the programs' logs. Only a trace build has this ring buffer.
     pub(super) fn logs(&self, build: &str) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{LOGS}"))
     }
@@ -373,6 +374,6 @@ mod tests {
         }
         assert_eq!(meaning(&pins.version().join(LINK_DIR).join("7_other")), PinMeaning::Unknown);
         assert_eq!(meaning(&pins.root().join("other")), PinMeaning::Unknown);
-        assert_eq!(meaning_of(&["v2", LINK_DIR, "7_in"], true), PinMeaning::Directory, "a record of a filter");
+        assert_eq!(meaning_of(&["v2", LINK_DIR, "7_in"], true), PinMeaning::Directory, "it records a filter");
     }
 }

@@ -216,9 +216,9 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The ifindex of every device with programs that use a predecessor's maps. These programs may also be of this ABI
-/// version: until this agent replaces the programs of an earlier agent, they use the maps that this agent has moved to
-/// copy their elements.
+/// The ifindex of every device with programs that use a predecessor's maps. Programs of this ABI version are included
+/// if this agent has moved their maps to copy the elements: until this agent replaces these programs, they use the
+/// moved maps.
 pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     let mut devices = BTreeSet::new();
     let mut add = |pins: &Pins| -> Result<(), DatapathError> {

@@ -59,7 +59,7 @@ pub fn has_xdp_frags() -> bool {
 }
 
 /// The settings of kernel conntrack that may interrupt connections in offload mode. If the module `nf_conntrack` is not
-/// loaded, conntrack interrupts no connection.
+/// loaded, both fields are false, because conntrack then interrupts no connection.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();
@@ -76,8 +76,8 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. A distribution may have
-/// ported this fix to a kernel of a version below Linux 6.12.28.
+/// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. The function returns
+/// false for an older kernel, although a distribution may have backported the fix to it.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);

@@ -43,8 +43,8 @@ const UNMITIGATED: &str = "unmitigated";
 /// this section.
 const CONSTANTS: &str = ".rodata";
 
-/// How the programs were loaded, which depends on the loader's capabilities and on the kernel. The variants are listed
-/// from the fastest to the slowest.
+/// How the programs were loaded. The capabilities of the loading process and the kernel determine which variants are
+/// possible. The variants are listed from the fastest to the slowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     /// Loaded with `CAP_PERFMON`: without speculation barriers, with direct packet access.
@@ -62,7 +62,7 @@ pub(super) struct Programs {
     pins: Pins,
     sizes: TableSizes,
     variant: Variant,
-    /// The name of the build's directory, which consists of the object's digest and the variant.
+    /// The name of the build's directory: the digest of the object, and the variant.
     pub(super) build: String,
     /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
@@ -404,7 +404,7 @@ fn ids(maps: &[MapInfo]) -> BTreeSet<u32> {
     maps.iter().map(MapInfo::id).collect()
 }
 
-/// The program of the object file with this name.
+/// The program with this name in the object file.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
 }

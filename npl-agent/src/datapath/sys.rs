@@ -153,9 +153,9 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     }
 }
 
-/// Maps the elements of an array map with `BPF_F_MMAPABLE`, which are `count` 64-bit words, into memory while `work`
-/// runs. Kernel programs may change the words while `work` runs, so the words are atomics. The array is unmapped
-/// afterwards, because mapped pages count as resident memory of the process.
+/// Maps an array map with `BPF_F_MMAPABLE`, whose elements are `count` 64-bit words, into memory while `work` runs.
+/// Kernel programs may change the words while `work` runs, so the words are atomics. The array is unmapped afterwards,
+/// because mapped pages count as resident memory of the process.
 pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
     let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
     let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);

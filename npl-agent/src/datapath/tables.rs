@@ -80,9 +80,9 @@ pub struct FlowRecord {
     /// Time at which a packet last refreshed the entry, by the kernel's monotonic clock; at most 256 jiffies before the
     /// last packet.
     pub last_seen: Duration,
-    /// TCP flags that the client has sent, or-ed together.
+    /// TCP flags that the client has sent, or-ed together. SCTP chunks count as the TCP flags with the same meaning.
     pub client_tcp_flags: u8,
-    /// TCP flags that the Pod has sent, or-ed together.
+    /// TCP flags that the Pod has sent, or-ed together. SCTP chunks count as the TCP flags with the same meaning.
     pub pod_tcp_flags: u8,
 }
 

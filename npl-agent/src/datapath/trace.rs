@@ -24,7 +24,7 @@ use super::{
 /// that a program is processing.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
-/// The log target of the programs' log lines, by which `NPL_LOG` selects the lines.
+/// The log target of the programs' log lines. A filter in `NPL_LOG` selects the lines by this target.
 const TARGET: &str = "npl_ebpf";
 
 /// Pins [`MAPS`], like the maps of constants, in the directory of the build's programs, so that the next agent

@@ -31,7 +31,8 @@ pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks
     applied
 }
 
-/// Applies the first half of a plan: attaches and detaches TC programs.
+/// Applies the first half of a plan: removes XDP programs and next hops that are not in the plan, then attaches and
+/// detaches TC programs.
 fn attach(
     datapath: &mut Datapath,
     devices: &[Device],
@@ -86,8 +87,8 @@ fn attach(
     applied.attached = plan.programs.keys().copied().filter(is_attached).collect();
 }
 
-/// Applies the second half of a plan: adds next hops and attaches XDP programs, on devices whose TC programs are
-/// attached.
+/// Applies the second half of a plan: adds next hops and attaches XDP programs. `plan` contains only the devices whose
+/// TC programs are attached; XDP programs and next hops of all other devices are removed first.
 fn complete(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applied: &mut Applied) {
     let mut may_redirect = true;
     for step in plan.completion_steps() {

@@ -32,7 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
-    /// The Pods with mappings to which the last survey looked up routes.
+    /// The addresses of the Pods with mappings for which the last survey looked up the routes.
     pods: BTreeSet<IpAddr>,
     pod_routes: PodRoutes,
     markings: BTreeSet<Marking>,

@@ -111,7 +111,7 @@ mod tests {
         assert!(requests < WATCHES * 15, "{requests} requests within a minute");
         let busiest = by_half_second[20..].iter().max().unwrap();
         // Without the random part of the delays, all watches would retry within the same half second.
-        assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} within half a second");
+        assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} watches retry within half a second");
         let latest = first_after_outage.iter().max().unwrap();
         assert!(*latest <= outage + LONGEST, "the last watch retries {latest:?} after the start of the outage");
     }

@@ -25,8 +25,8 @@ use super::{
 /// The label that the dry run adds to a Pod. The agent never writes labels, so a policy that restricts the agent to its
 /// own writes rejects this label.
 const LABEL: &str = "npl-agent-dry-run";
-/// After this number of admitted dry runs, a missing policy is reported. One dry run is not enough, because the API
-/// server applies a new policy only after a few seconds.
+/// The maximum number of dry runs in one check. A missing policy is reported only if the API server rejects none of
+/// them. One dry run is not enough, because the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
 /// The time between two checks of the admission policy. One check usually takes a single request to the API server, a
@@ -102,7 +102,7 @@ async fn confirmed(dry_run: &mut DryRun<'_>) -> Confinement {
     last
 }
 
-/// Writes to a Pod of this Node as a dry run, for which the API server runs its admission policies, but stores nothing.
+/// Sends a write to a Pod of this Node as a dry run: the API server runs its admission policies, but stores nothing.
 struct DryRun<'a> {
     client: &'a Client,
     node_name: &'a str,

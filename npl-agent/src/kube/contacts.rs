@@ -27,7 +27,7 @@ struct Contact {
 }
 
 impl WatchContacts {
-    /// Records that the API server answered a list or sent an event of the watch.
+    /// Records that the API server answered a list, accepted the watch, or sent an event of the watch.
     pub(super) fn record_success(&self, resource: WatchedResource) {
         let contact = Contact { heard: Some(Instant::now()), failure: None };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(resource.as_str(), contact);

@@ -28,8 +28,8 @@ pub struct AnnotationKeys {
     pub allowed_sources: String,
     /// Annotation of a Pod, in which the agent publishes the mappings of the Pod's ports.
     pub mapping: String,
-    /// The readiness gate of a Pod, and the condition of the same name, which the agent sets once the mappings are
-    /// published.
+    /// The readiness gate of a Pod, and the condition of the same name. The agent sets the condition to `True` once the
+    /// Pod's mappings are published, or once the containers of a Pod without mappings are ready.
     pub gate: String,
 }
 
@@ -45,7 +45,7 @@ impl AnnotationKeys {
     }
 }
 
-/// The kind of an invalid value in a Kubernetes object, which the conversion skips.
+/// A kind of invalid value in a Kubernetes object. The conversion skips such values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
     /// A port number that is not in the range from 1 to 65535.
@@ -164,8 +164,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// Returns the field manager that owns the mapping annotation; `None` if this manager is the agent itself. The owner is
-/// the manager that last changed the annotation's value.
+/// Returns the field manager other than the agent that owns the mapping annotation; `None` if no other manager owns the
+/// annotation. The owner is the manager that last changed the annotation's value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
@@ -238,12 +238,12 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
     })
 }
 
-/// Converts a port of a Service.
+/// Converts a port of a Service. If the target port is absent, zero or empty, the Service's port is also the target
+/// port, as in Kubernetes.
 ///
 /// # Errors
 ///
-/// If a port number or the protocol is invalid. If the target port is absent, zero or empty, the Service's port is also
-/// the target port, which is the API server's default.
+/// If a port number or the protocol is invalid.
 pub fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),

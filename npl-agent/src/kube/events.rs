@@ -136,7 +136,7 @@ impl Recorder {
                      apply deploy/npl.yaml, which grants the permission"
                 );
             } else {
-                debug!(err, reason = report.reason, "Event failed and is sent again");
+                debug!(err, reason = report.reason, "sending the Event failed; the agent sends the Event again later");
             }
         }
         err.is_none()

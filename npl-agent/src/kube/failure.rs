@@ -59,7 +59,7 @@ pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
     /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
-    /// The delay before the next request that the API server requires, at most one minute.
+    /// The time for which the API server requires the agent to wait before the next request, at most one minute.
     pub(super) after: Option<Duration>,
 }
 
@@ -109,8 +109,8 @@ fn asked_by(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST_RETRY_AFTER))
 }
 
-/// Returns the first line of an error of kube, which already includes the error's causes. The other lines are omitted,
-/// because they contain an excerpt of the kubeconfig file if the file is invalid YAML.
+/// Returns the first line of the text of an error of kube. This line already includes the error's causes. The other
+/// lines are omitted, because they contain an excerpt of the kubeconfig file if the file is invalid YAML.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }

@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep_until};
 /// A token bucket, which admits a burst of requests immediately, and then one request in each interval, in the order of
 /// the calls.
 ///
-/// The bucket stores only the time at which it will be full again; the number of tokens is computed from this time.
+/// The bucket stores only the time at which it will be full again. The time at which the next token is available is
+/// computed from this time.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     interval: Duration,

@@ -32,8 +32,8 @@ use crate::{
 pub(super) const FIELD_MANAGER: &str = "npl-agent";
 /// Time limit for the API server's answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The number of patches that may be sent in a burst. A Node with a thousand Pods can withdraw all annotations in one
-/// burst, because a withdrawal takes two patches per Pod.
+/// The number of patches that may be sent in a burst. One burst is enough to withdraw the annotations of a thousand
+/// Pods, with two patches per Pod.
 const BURST: u32 = 2_000;
 /// The number of patches per second after a burst. The agent needs more patches only if a Service is enabled and
 /// disabled repeatedly, or if a webhook reverts annotations.

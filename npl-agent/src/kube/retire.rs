@@ -17,7 +17,7 @@ use super::{
     failure::{FailureKind, root_cause},
 };
 
-/// The time between two requests about the DaemonSet, also if the first of the two failed.
+/// The time between two requests about the DaemonSet, and the delay before a failed request is repeated.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The DaemonSet of the agents to retire.

@@ -30,7 +30,7 @@ const COMPLETE_ANSWER: Duration = Duration::from_mins(2);
 /// The stream of the events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
 
-/// The page of a paged list that a request asks for.
+/// Which page of a list to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Page {
     /// The number of objects per page; `None` requests all remaining objects.

@@ -78,8 +78,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        // The API server compresses lists above 128 KiB, which this layer decompresses. Watches arrive uncompressed,
-        // because kube does not request compression for watches.
+        // This layer decompresses lists, because the API server compresses lists above 128 KiB. Watches arrive
+        // uncompressed, because kube does not request compression for watches.
         .layer(DecompressionLayer::new())
         .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
         .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
@@ -90,8 +90,8 @@ pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Clie
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// Like [`kube::client::ConfigExt::rustls_https_connector_with_connector`], but also offers HTTP/2 to the server;
-/// kube's function offers only HTTP/1.1.
+/// Builds the same connector as [`kube::client::ConfigExt::rustls_https_connector_with_connector`], except that this
+/// connector also offers HTTP/2 to the server. The connector of kube's function offers only HTTP/1.1.
 fn https(config: &Config, tcp: HttpConnector) -> kube::Result<HttpsConnector<HttpConnector>> {
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     if let Some(name) = config.tls_server_name.clone() {

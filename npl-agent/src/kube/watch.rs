@@ -44,7 +44,7 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 /// The objects that the agent of a Node watches.
 #[derive(Debug, Clone)]
 pub struct WatchedObjects {
-    /// The name of the Node, which selects the Node and its Pods.
+    /// The name by which the watches select the Node and its Pods.
     pub node_name: String,
     /// The label selector of the watched Services; `None` selects all Services.
     pub service_selector: Option<String>,
@@ -72,7 +72,7 @@ pub(super) fn spawn(
     tasks
 }
 
-/// Watches objects and sends their changes to a receiver, to which several watches of different kinds of objects send.
+/// Watches objects and sends their changes to a receiver. Watches of different kinds of objects can share one receiver.
 #[derive(Debug)]
 pub struct Watch<C> {
     keys: AnnotationKeys,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs failed lists and watches, and reports them to an observer, which counts them in a metric.
+//! Logs failed lists and watches, and reports them to an observer, for example to count the failures in a metric.
 
 use std::{collections::BTreeMap, fmt, mem, sync::Arc};
 
@@ -53,8 +53,9 @@ impl WatchObserver for Observers {
     }
 }
 
-/// Logs when a watch fails and when it recovers. The first failure of each kind is logged immediately, and further
-/// failures of this kind at most once per minute.
+/// Logs when a watch fails and when it recovers. The first failure of each kind causes a warning immediately, and
+/// further failures of this kind at most one warning per minute. Refusals (401 or 403) cause a warning only from the
+/// third refusal since the last success on, and an expired resource version causes none.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,

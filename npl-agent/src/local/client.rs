@@ -41,7 +41,7 @@ pub enum AskError {
     #[error("read the agent's answer: {0}")]
     Broken(#[from] hyper::Error),
     /// The agent's answer cannot be decoded.
-    #[error("decode the answer of the agent, whose version differs from this command's: {0}")]
+    #[error("decode the agent's answer: {0} (the agent probably has another version than this command)")]
     Malformed(#[from] serde_json::Error),
 }
 

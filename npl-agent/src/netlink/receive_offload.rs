@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads, by ethtool's netlink family, on which devices GRO joins received datagrams to one packet with a fragment list
-//! (fraglist).
+//! Reads, by ethtool's netlink family, on which devices GRO joins received datagrams into one packet with a fragment
+//! list (fraglist).
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::NetlinkError;
 /// The kernel's name of the feature GRO fraglist, which is also an argument of `ethtool -K`.
 const FRAGLIST: &str = "rx-gro-list";
 
-/// Returns the names of all devices of this network namespace on which GRO joins datagrams to a fraglist.
+/// Returns the names of all devices of this network namespace on which GRO joins datagrams into a fraglist.
 ///
 /// # Errors
 ///

@@ -100,7 +100,7 @@ fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
 }
 
-/// Converts a rule that selects all packets of an incoming device; `None` if the rule has a different or an additional
+/// Converts a rule whose only condition is the incoming device; `None` if the rule has a different or an additional
 /// condition.
 fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     let table = table(message)?;

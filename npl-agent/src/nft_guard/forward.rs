@@ -19,7 +19,8 @@ const MAX_CHAINS: usize = 500;
 /// single rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and all chains to which the rules of these chains jump.
+/// Reads the filter chains of the forward hook, and the chains to which their rules jump, directly or through other
+/// chains; at most [`MAX_CHAINS`] chains in total.
 ///
 /// # Errors
 ///
@@ -249,8 +250,8 @@ impl Draft {
         self.lookups.iter().map(|lookup| lookup.set.clone()).collect()
     }
 
-    /// Converts the draft to one rule, or to one rule for each element of a verdict map if the rule looks up its
-    /// verdict there.
+    /// Converts the draft to rules: to one rule, or to one rule for each element of the verdict map in which the rule
+    /// looks up its verdict. A rule without a verdict is left out.
     fn finish(mut self, sets: &BTreeMap<String, Vec<Element>>) -> Vec<Rule> {
         let mut rules = Vec::new();
         for Lookup { set, field, mask, is_negated, is_map } in std::mem::take(&mut self.lookups) {
@@ -339,16 +340,16 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
     Some(known.unwrap_or_else(Condition::unclear))
 }
 
-/// Converts a `struct xt_conntrack_mtinfo3` to a condition. Returns `None` if the match compares more than the state
-/// alone or the status alone.
+/// Converts a `struct xt_conntrack_mtinfo3` to a condition. Returns `None` unless the match compares only the state or
+/// only the status.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
     /// The offset of the two-byte field `match_flags`. The two-byte fields `invert_flags`, `state_mask` and
     /// `status_mask` follow.
     const FLAGS: usize = 146;
     const STATE: u16 = 1;
     const STATUS: u16 = 1 << 6;
-    /// The bits of the virtual states `SNAT` and `DNAT`, which are not compared with the state, because the kernel
-    /// stores them in the connection's status.
+    /// The bits of the virtual states `SNAT` and `DNAT`. These bits are removed, because they are not in the
+    /// connection's state: the kernel derives the two virtual states from the connection's status.
     const VIRTUAL_STATES: u16 = 1 << 6 | 1 << 7;
     let field = |number: usize| {
         let bytes = info.get(FLAGS + 2 * number..)?.first_chunk()?;

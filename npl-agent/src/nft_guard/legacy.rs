@@ -74,8 +74,8 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
             answer => return answer.map(|()| entries.split_off(RULES)),
         }
     }
-    // The function returns an error instead of no rules, because without the rules the agent would not recognize a
-    // policy engine.
+    // The function returns an error and not an empty list of rules, because the agent would conclude from an empty list
+    // that the Node has no policy engine.
     let text =
         format!("the rules of the iptables table {table} changed during each of {ATTEMPTS} attempts to read them");
     Err(io::Error::new(io::ErrorKind::WouldBlock, text))

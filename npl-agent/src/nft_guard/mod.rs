@@ -4,9 +4,10 @@
 //!
 //! NPL translates a request before kernel conntrack tracks the request, so the kernel's conntrack entry is for a
 //! connection from the client to the Pod. After this entry has timed out, the Pod's next packet creates an entry for a
-//! connection from the Pod to the client. A masquerade rule for packets that leave Pods matches the packet and changes
-//! its source port, so the client rejects the packet. The chain `replies` runs before masquerade rules and keeps the
-//! source address and port. See design note 15 in `docs/design/`.
+//! connection from the Pod to the client. A masquerade rule for packets that leave Pods matches the packet, and
+//! replaces its source by a node address and a port that kernel conntrack chooses. The client knows no connection with
+//! this port, and rejects the packet. The chain `replies` runs before masquerade rules and keeps the source address and
+//! port. See design note 15 in `docs/design/`.
 //!
 //! Some CNIs mark connections to a Node address, so that replies of a Pod with its own policy route leave through the
 //! Node's uplink. A CNI does not mark a request that NPL has translated, because the destination of the request is then
@@ -226,7 +227,7 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
     PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
 
-/// The thread that maintains the table, with its state.
+/// The state of the thread that maintains the table.
 struct Worker {
     mode: GuardMode,
     mapped: BTreeMap<Frontend, PodEndpoint>,

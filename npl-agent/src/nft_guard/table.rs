@@ -22,7 +22,7 @@ pub(super) const TABLE: &str = "npl";
 /// 65,535 bytes.
 const MAX_ELEMENTS: usize = 1000;
 
-/// The Pod endpoint of a mapping, which is the source of the Pod's replies.
+/// The Pod endpoint of a mapping: the source address, protocol and source port of the Pod's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PodEndpoint {
     pub(super) addr: IpAddr,
@@ -36,7 +36,7 @@ pub(super) struct PodEndpoint {
 pub(super) struct Content {
     /// The elements of the table's sets, in which the rules look up the addresses and ports of packets.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
-    /// Whether the chain `replies` exists, which exempts replies from masquerading.
+    /// Whether the table has the chain `replies`, which exempts replies from masquerading.
     pub(super) keeps_sources: bool,
     /// The connection marks that the rules of the chain `requests` set.
     pub(super) markings: BTreeSet<Marking>,
@@ -80,7 +80,8 @@ impl PodEndpoint {
     }
 }
 
-/// Creates the table with this content, or replaces an existing table, in one transaction.
+/// Creates the table with this content, or replaces an existing table. One transaction creates the table, its sets,
+/// chains and rules; later transactions add the elements of the sets ([`update`]).
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
     // The transaction first creates the table if the table is absent, because deleting an absent table fails. Then the

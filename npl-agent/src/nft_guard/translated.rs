@@ -15,8 +15,8 @@ use super::{
 };
 use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::PortRange};
 
-/// Returns the connections and UDP flows to node ports of `range` whose destination kernel conntrack translates, without
-/// TCP connections that have ended; empty if the kernel has no conntrack.
+/// Returns the entries with destination NAT in kernel conntrack for connections and UDP flows to node ports of `range`,
+/// except TCP connections that have ended. The result is empty if the kernel has no conntrack.
 ///
 /// # Errors
 ///
@@ -58,7 +58,8 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     })
 }
 
-/// Whether an entry is of a TCP connection that has ended, and is only kept for late packets.
+/// Whether an entry belongs to a TCP connection that has ended. Kernel conntrack keeps such an entry only for late
+/// packets.
 fn has_ended(entry: &[u8]) -> bool {
     let state = find(entry, conntrack::PROTOCOL_STATE)
         .and_then(|state| find(find(state, conntrack::TCP)?, conntrack::TCP_STATE)?.first());
@@ -97,7 +98,8 @@ mod tests {
 
     const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
     const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-    /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED` and `IPS_SRC_NAT`.
+    /// The status bits `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED` and `IPS_SRC_NAT`: an entry may have these bits
+    /// with or without destination NAT.
     const OTHERS: u32 = 0b1_1110;
 
     fn addresses() -> [DefaultNla; 2] {
@@ -126,7 +128,8 @@ mod tests {
             attribute.emit(&mut value[from..]);
             parse(&value).is_some()
         };
-        // SYN_RECV, ESTABLISHED, FIN_WAIT, LAST_ACK, then TIME_WAIT and CLOSE.
+        // Connections in the states SYN_RECV, ESTABLISHED, FIN_WAIT and LAST_ACK are read; connections in the states
+        // TIME_WAIT and CLOSE are left out.
         assert_eq!([2, 3, 4, 6, 7, 8].map(in_state), [true, true, true, true, false, false]);
     }
 

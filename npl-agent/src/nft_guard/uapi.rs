@@ -30,8 +30,8 @@ pub(super) mod message {
     pub(in super::super) const DEL_ELEMENT: u16 = 14;
 }
 
-/// Attributes of tables, chains, rules, sets and set elements. In all of these objects, attribute 1 is the name of the
-/// table.
+/// Attributes of tables, chains, rules, sets and set elements. In every message about these objects, attribute 1 is the
+/// name of the table.
 pub(super) mod attribute {
     pub(in super::super) const TABLE: u16 = 1;
     pub(in super::super) const CHAIN_NAME: u16 = 3;
