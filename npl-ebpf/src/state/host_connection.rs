@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Host connections: the Node's own connections from ports of the node port range, see [`npl_common::host_connection`].
-//! The flow tuple of a host connection has the remote host in place of the client, and the Node in place of the Pod.
+//! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
+//! port range, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote host in place of
+//! the client, and the Node in place of the Pod.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -47,7 +48,7 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a recorded connection of the Node itself.
+/// Whether a packet without a conntrack entry belongs to a recorded host connection.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);
