@@ -6,7 +6,7 @@
 
 /// Largest number of bytes of a packet that a record contains, starting at the IP header.
 pub const SNAP_LENGTH: u32 = 128;
-/// Size of the ring buffer in bytes. The ring buffer has room for some 600 records.
+/// Size of the ring buffer in bytes. The ring buffer has room for about 650 records.
 pub const RING_BYTES: u32 = 256 * 1024;
 /// Largest number of node ports and Pod endpoints together that a filter can select.
 pub const MAX_ENDPOINTS: usize = 8;
