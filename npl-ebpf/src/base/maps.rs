@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
+//! The statics that declare the maps of the datapath programs. The agent pins each of these maps under its name in
+//! `npl_common::names`.
 //!
 //! A flood of packets cannot fill a map for long: packets create entries only in LRU hashes, from which the kernel
 //! evicts old entries, and in arrays, in which new entries overwrite old or expired ones. The programs write each word
