@@ -184,8 +184,8 @@ impl State {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may still retransmit its SYN-ACK, because the client's acknowledgement may have been lost
-    /// between Node and Pod.
+    /// Whether the Pod may still retransmit its SYN-ACK: the Pod has sent no other segment, and the client has sent no
+    /// RST. The Pod retransmits the SYN-ACK if the client's acknowledgement is lost between Node and Pod.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
