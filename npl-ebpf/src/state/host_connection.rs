@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
-/// the record contains this address; if not, the record contains the Node's primary address. A reply that NPL has
-/// already translated on another device is not recorded: on the Pod's device in redirect mode, or on an upper device
-/// such as a VLAN.
+/// the record contains this address; if not, the record contains the Node's primary address. NPL may have translated a
+/// reply already on another device: on the Pod's device in redirect mode, or on an upper device such as a VLAN. Such a
+/// reply is not recorded.
 ///
 /// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
 /// host connection. A SYN-ACK from a mapped port is not recorded either, because the flow tuple alone does not show

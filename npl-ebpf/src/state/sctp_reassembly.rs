@@ -54,8 +54,8 @@ pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
 }
 
-/// If the current first fragment was translated, keeps its saved copy in the buffer until the last fragment arrives.
-/// Returns whether the copy is kept.
+/// If the current packet is a translated first fragment that must wait, keeps its saved copy in the buffer for the last
+/// fragment. Returns whether the copy is kept.
 #[inline(always)]
 pub fn hold_noted() -> bool {
     npl_sctp_wait() != 0
