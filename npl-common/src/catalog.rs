@@ -150,7 +150,10 @@ const NEVER: &str = "never, because the array always has all of its elements";
 const OVERWRITES: &str = "never, because a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
-#[expect(clippy::cast_possible_truncation, reason = "the lengths of both tables fit in 32 bits")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lengths of the slow-path list and of the CRC table fit in 32 bits"
+)]
 pub const MAPS: &[Map] = &[
     Map {
         names: &[MAP_CONFIG],

@@ -14,8 +14,8 @@
 //! | requested, replied | client: proven RST | refused | store |
 //! | requested | client: any other packet | requested | keep |
 //! | requested, replied | Pod: any segment that is not proven | unchanged | ignore |
-//! | requested | Pod: any other packet | replied | store |
 //! | requested, replied | Pod: proven RST | refused | store |
+//! | requested | Pod: any other packet | replied | store |
 //! | requested | silence of [`REQUESTED_NS`] | absent | remove |
 //! | replied | client: any other proven segment except a SYN, or a datagram | established | establish |
 //! | replied | client: SYN, or segment that is not proven | replied | keep |
@@ -42,9 +42,10 @@
 //! acknowledgement numbers. An event is therefore *proven* if the segment's sequence or acknowledgement number matches
 //! the connection:
 //!
-//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the acknowledgement number
-//!   is part of the entry's hash ([`handshake_key`]).
-//! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
+//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the key of the handshake's
+//!   entry contains this acknowledgement number ([`handshake_key`]).
+//! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: after the SYN-ACK, an entry
+//!   with this acknowledgement number in its key waits for the client's segment ([`reply_key`]).
 //! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
 //!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
@@ -78,8 +79,8 @@ pub const UNANSWERED_NS: u64 = 60 * SECOND;
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout, in nanoseconds, of an established UDP flow: the recommendation of RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// Idle timeout, in nanoseconds, of an established UDP flow while the flow table is more than half full. Most flows in
-/// a table that is more than half full consist of one query and one response, as in DNS, for which this timeout is long
+/// Idle timeout, in nanoseconds, of an established UDP flow while the flow table is more than half full. If the table
+/// is that full, most of its UDP flows consist of one query and one response, as in DNS. For such a flow, 30 s are long
 /// enough.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
 /// Idle timeout, in nanoseconds, of an SCTP association: many times the heartbeat interval of 30 s (RFC 9260).
@@ -183,8 +184,8 @@ impl State {
         self.pod_flags & ACK != 0
     }
 
-    /// Whether the Pod may still retransmit its SYN-ACK, because the client's acknowledgement may have been lost
-    /// between Node and Pod.
+    /// Whether the Pod may still retransmit its SYN-ACK: the Pod has sent no other segment, and the client has sent no
+    /// RST. The Pod retransmits the SYN-ACK if the client's acknowledgement is lost between Node and Pod.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn may_repeat_syn_ack(self) -> bool {
@@ -196,7 +197,8 @@ impl State {
 /// acknowledgement number. An SCTP packet is represented by the equivalent values.
 ///
 /// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one. The acknowledgement number of
-/// every SCTP packet is the verification tag.
+/// every SCTP packet is the verification tag. An INIT ACK therefore acknowledges an INIT like a SYN-ACK acknowledges a
+/// SYN: with the sequence number plus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Sequence and acknowledgement number in one word, because a kernel program has little stack space.
@@ -424,7 +426,8 @@ pub enum Action {
     Store,
     /// Write the flags and the time to the entry in the flow table.
     Refresh,
-    /// Move the entry from the half-open cache to the flow table.
+    /// Write an entry to the flow table, and a copy with the phase "established" to the flow's slot of the half-open
+    /// cache.
     Establish,
     /// Replace the entry in the flow table by a new one.
     Replace,
@@ -821,7 +824,7 @@ mod tests {
             prop_assert_eq!(after(State::ABSENT, &events), State::ABSENT);
         }
 
-        /// The client's packets alone, without a reply of the Pod, never establish an entry.
+        /// Events other than packets of the Pod never establish an entry: a flow needs a reply.
         #[test]
         fn no_sequence_of_a_clients_packets_establishes_a_flow(
             events in vec(events().prop_filter("client", |e| !is_of_pod(*e)), 0..20),
@@ -830,8 +833,8 @@ mod tests {
             prop_assert_ne!(state.phase, Phase::ESTABLISHED, "{:?}", state);
         }
 
-        /// Segments whose sequence and acknowledgement numbers do not match the connection change neither an
-        /// established TCP connection nor its timeout.
+        /// A client's segments whose sequence and acknowledgement numbers do not match the connection change neither
+        /// the Pod's flags in the entry of an established TCP connection nor the connection's idle timeout.
         #[test]
         fn no_sequence_of_forged_segments_changes_an_established_connection(
             flags in vec(select(ALL_FLAGS.to_vec()), 1..20), client: bool, pod: bool,

@@ -60,7 +60,7 @@ pub const fn same(a: u16, b: u16) -> bool {
     a == b || (a ^ b == 0xffff && (a == 0 || b == 0))
 }
 
-/// The content of a transport checksum field.
+/// The kind of sum that a transport checksum field contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// A complete checksum: the complement of the sum of pseudo-header and segment.

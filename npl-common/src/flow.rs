@@ -22,7 +22,7 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// RST: the sender aborts the connection.
     pub const RST: u8 = 0x04;
-    /// ACK: the acknowledgement number is valid; every segment except the first segment of a connection has this flag.
+    /// ACK: the acknowledgement number is valid. Only the first SYN of a connection and some RSTs lack this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;

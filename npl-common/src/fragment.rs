@@ -103,7 +103,7 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
 }
 
 /// Whether a slot contains the record of a translated datagram that has not expired at this [`time`]. The programs do
-/// not overwrite such a record by the record of an untranslated datagram.
+/// not overwrite such a record with the record of another datagram that is not translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {

@@ -18,7 +18,7 @@ pub const SAVED: u32 = FRAGMENTS;
 pub const CURSOR: u32 = FRAGMENTS + 1;
 /// Index of the element that contains the last fragment of an SCTP packet while the last fragment's skb contains the
 /// first fragment. While a program processes a first or last SCTP fragment, `datagram_length` contains the datagram's
-/// length, if known, and the flag [`WAITING`]; for a last fragment, `hash` contains the datagram's key.
+/// length, if known, and may contain the flag [`WAITING`]; for a last fragment, `hash` contains the datagram's key.
 pub const LAST: u32 = FRAGMENTS + 2;
 /// Number of elements of the map `npl_early_frags`.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;

@@ -5,7 +5,7 @@
 /// Hashes a flow's addresses, ports and protocol to 64 bits: the low bits choose a slot, and the high bits are the
 /// flow's tag.
 ///
-/// The hash consists of two rounds of multiplication and xor-shift, so that the processor executes, and the verifier
+/// The hash has only three rounds of multiplication and xor-shift, so that the processor executes, and the verifier
 /// checks, few instructions.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Host connections: the Node's own connections from ports of the node port range. The kernel's NAT may masquerade a
-//! connection to any source port, even to a port that a socket or a mapping uses. NPL does not translate packets that
-//! answer a host connection.
+//! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
+//! port range. When the kernel masquerades a connection, it may choose any source port, even a port that a socket or a
+//! mapping uses. NPL does not translate packets that answer a host connection.
 //!
 //! The entry of a host connection is one 64-bit word in a slot of an array, as in [`crate::half_open`]. Each connection
 //! has two candidate slots, so that two connections with the same first slot can both have an entry. The fields of an
@@ -21,8 +21,8 @@ pub const SLOTS: u32 = 65_536;
 /// s of `nf_conntrack_udp_timeout_stream`. The entries of TCP and SCTP host connections do not expire.
 pub const LIFETIME: u64 = 120;
 
-/// Number of distinguishable ages of an entry, in units of 1.07 s. An entry whose age exceeds this number looks younger
-/// than it is, because the time wraps.
+/// Age, in units of 1.07 s, at which the 24-bit time of an entry wraps. From this age on, the entry looks younger than
+/// it is.
 const AGES: u64 = TIME_MASK + 1;
 
 const TIME_MASK: u64 = (1 << 24) - 1;
@@ -49,8 +49,9 @@ pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
 }
 
-/// Whether a connection's entry is in the connection's second slot, or a new entry belongs there. A new entry is
-/// written to an empty slot or, if both slots are occupied, over the older entry.
+/// Whether a connection uses its second slot: this slot contains the connection's entry or, if neither slot does, is
+/// the slot for a new entry. A new entry is written to an empty slot or, if both slots are occupied, over the older
+/// entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {

@@ -30,8 +30,8 @@ pub struct FieldLayout {
     pub offset: usize,
 }
 
-/// Declares a map type: a `#[repr(C)]` struct of an exact size, without implicit padding, whose bytes would be
-/// undefined.
+/// Declares a map type: a `#[repr(C)]` struct of the stated size. Implicit padding is a compile error, because its
+/// bytes would be undefined.
 macro_rules! map_type {
     (
         $(#[doc = $doc:literal])+

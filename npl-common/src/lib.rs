@@ -12,8 +12,8 @@
 //!   of 2^30 ns (1.07 s, [`fragment::time`]), or consists of the low 32 bits of `jiffies`.
 //! * Every struct of a map's key or value is `#[repr(C)]`. Its padding is explicit and always zero, because the kernel
 //!   compares keys byte by byte.
-//! * A change of the layout of a map, or of a discriminant in a map, increments [`names::ABI_VERSION`]. If only a map's
-//!   name changes, the former name is added to [`former_names`].
+//! * [`names::ABI_VERSION`] must be incremented when the layout of a map changes, or the meaning of a number in a map,
+//!   such as the number of a reason. If only a map's name changes, the former name is added to [`former_names`].
 
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]

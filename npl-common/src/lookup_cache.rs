@@ -78,7 +78,7 @@ pub mod no_next_hop {
 }
 
 /// The slot for the cached mapping of a frontend; several frontends may share one slot. Consecutive ports have adjacent
-/// slots, so that a cache line contains the copies of two ports.
+/// slots, so that in IPv4, a cache line contains the copies of two ports.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn slot(frontend: Frontend) -> u32 {

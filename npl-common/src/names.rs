@@ -33,7 +33,8 @@ pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
 pub const MAP_ENDPOINT_V4: &str = "npl_endpoint_v4";
 /// Conntrack entries of established IPv4 flows: map from [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
-/// Conntrack entries of half-open IPv4 flows: array of `u64`, see [`crate::half_open`].
+/// Half-open cache of IPv4, with the conntrack entries of half-open flows and copies of the entries of established
+/// flows: array of `u64`, see [`crate::half_open`].
 pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
 /// Fragment records of IPv4 datagrams: array of `u64`, see [`crate::fragment`].
 pub const MAP_FRAGMENT_V4: &str = "npl_frag_v4";
@@ -64,8 +65,8 @@ pub const MAP_FRAGMENT_BUFFER: &str = "npl_early_frags";
 /// SCTP reassembly buffer, for first fragments that wait for the last fragment: array of
 /// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
-/// Host connections, the Node's own IPv4 connections from ports of the node port range: array of `u64`, see
-/// [`crate::host_connection`].
+/// IPv4 host connections, which the Node opened or masqueraded with a source port in the node port range: array of
+/// `u64`, see [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// Like [`MAP_HOST_CONNECTION_V4`], for IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";

@@ -102,10 +102,11 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 }
 
 /// Returns the word of a direction after the stack was observed to forward a packet of this direction; `None` if the
-/// word does not change: the direction is offloaded or has ended, or another offloaded flow has the slot.
+/// word does not change: it already contains a time, the direction has ended, or another offloaded flow has the slot.
 ///
-/// While a direction is offloaded, its word is unchanged. On a bridge, the observing program also runs for redirected
-/// packets, so an observation while the direction is offloaded would not prove that the stack forwarded the packet.
+/// A time is replaced only after [`decide`] returned [`Decision::Observe`], and the word became [`since::PENDING`]. On
+/// a bridge, the observing program also runs for redirected packets, so an observation while the direction is offloaded
+/// would not prove that the stack forwarded the packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]

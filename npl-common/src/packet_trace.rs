@@ -6,14 +6,14 @@
 
 /// Largest number of bytes of a packet that a record contains, starting at the IP header.
 pub const SNAP_LENGTH: u32 = 128;
-/// Size of the ring buffer in bytes. The ring buffer has room for some 600 records.
+/// Size of the ring buffer in bytes. The ring buffer has room for about 650 records.
 pub const RING_BYTES: u32 = 256 * 1024;
-/// Largest number of node ports and Pod endpoints that a filter can select.
+/// Largest number of node ports and Pod endpoints together that a filter can select.
 pub const MAX_ENDPOINTS: usize = 8;
 
 /// Value of [`EndpointFilter::unused`] in an unused [`EndpointFilter`], which no packet matches.
 pub const UNUSED: u64 = 1;
-/// Flag in [`EndpointFilter::port`] and [`PacketEnd::port`]: the address of the same element is an IPv6 address.
+/// Flag in [`EndpointFilter::port`] and [`PacketEnd::port`]: the address in the same struct is an IPv6 address.
 pub const IPV6: u32 = 1 << 16;
 /// Mask of the port number in [`EndpointFilter::port`] and [`PacketEnd::port`], without the flag [`IPV6`].
 pub const PORT_MASK: u32 = 0xffff;
@@ -33,7 +33,8 @@ pub mod hook {
 
 /// Verdicts, for [`TraceRecord::verdict`].
 pub mod verdict {
-    /// No mapping can match the packet, which is passed unchanged and not counted.
+    /// The packet was passed unchanged and not counted: no mapping can match the packet, or another program of NPL
+    /// handles the packet.
     pub const UNRELATED: u8 = 0;
     /// The program tail-calls its slow path, which writes a separate record.
     pub const SLOW_PATH: u8 = 1;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The reasons under which the programs count packets to or from a mapping's port: packets that are dropped or passed
-//! unchanged, and packets that are translated in spite of a tuple conflict or a rejected conntrack entry.
+//! The reasons under which the programs count packets: packets to the node port range or from a mapped Pod port that
+//! are dropped or passed unchanged, and packets that are translated in spite of a tuple conflict or a rejected
+//! conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
-        /// Index into the reason counters. Every packet to or from a mapping's port is translated, or is counted under
-        /// one of these reasons. A packet that no mapping can match is passed unchanged and not counted.
+        /// Index into the reason counters. A packet to a port of the node port range on a node address, or from a
+        /// mapped Pod port, is translated or counted under one of these reasons. Most other packets are passed
+        /// unchanged and not counted.
         #[repr(u32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Error types that several layers of the kernel programs use.
 
-/// A helper of the kernel failed to write the packet. The packet may now be partly rewritten.
+/// The rewrite of a packet failed, for example because a helper of the kernel could not write the packet. The packet
+/// may now be partly rewritten.
 pub struct RewriteError;
 
 /// Why the fast path does not translate a packet.

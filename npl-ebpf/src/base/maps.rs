@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The statics that declare all maps. The agent pins each map under the name in `npl_common::names`.
+//! The statics that declare the maps of the datapath programs. The agent pins each of these maps under its name in
+//! `npl_common::names`.
 //!
-//! A flood of packets cannot make a map reject new entries: a map whose entries packets create is an LRU hash, or an
-//! array in which new entries overwrite old ones. The programs write each word of an array by one aligned store, so
-//! that no reader sees a half-written word.
+//! A flood of packets cannot fill a map for long: packets create entries only in LRU hashes, from which the kernel
+//! evicts old entries, and in arrays, in which new entries overwrite old or expired ones. The programs write each word
+//! of an array by one aligned store, so that no reader sees a half-written word.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
@@ -62,8 +63,8 @@ pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }>
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// The half-open cache: conntrack entries of half-open flows. The kernel programs write the entries; the agent, which
-/// maps the array into its memory, clears timed-out entries.
+/// The half-open cache: conntrack entries of half-open flows, and copies of the entries of established flows. The
+/// kernel programs write the entries; the agent, which maps the array into its memory, clears timed-out entries.
 #[btf_map(name = "npl_halfopen_v4")]
 pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
@@ -72,8 +73,8 @@ pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::
 #[btf_map(name = "npl_frag_v4")]
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// Host connections: the Node's own connections whose source port is in the node port range. The kernel programs write
-/// this map.
+/// Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
+/// port range. The kernel programs write this map.
 #[btf_map(name = "npl_hostconn_v4")]
 pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
@@ -95,7 +96,8 @@ pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usi
 #[btf_map(name = "npl_reqcache_v4")]
 pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }> = Array::new();
 
-/// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
+/// Lookup cache of replies: copies of the endpoints of established flows, and the sequence and acknowledgement numbers
+/// of mid-stream entries. The kernel programs write this map.
 #[btf_map(name = "npl_repcache_v4")]
 pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
@@ -131,8 +133,8 @@ pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }>
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// The half-open cache: conntrack entries of half-open flows. The kernel programs write the entries; the agent, which
-/// maps the array into its memory, clears timed-out entries.
+/// The half-open cache: conntrack entries of half-open flows, and copies of the entries of established flows. The
+/// kernel programs write the entries; the agent, which maps the array into its memory, clears timed-out entries.
 #[btf_map(name = "npl_halfopen_v6")]
 pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::MAP_FLAGS as usize }> = Array::new();
 
@@ -141,8 +143,8 @@ pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// Host connections: the Node's own connections whose source port is in the node port range. The kernel programs write
-/// this map.
+/// Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
+/// port range. The kernel programs write this map.
 #[btf_map(name = "npl_hostconn_v6")]
 pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
@@ -164,7 +166,8 @@ pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usi
 #[btf_map(name = "npl_reqcache_v6")]
 pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }> = Array::new();
 
-/// Lookup cache of replies: the endpoints of established flows. The kernel programs write this map.
+/// Lookup cache of replies: copies of the endpoints of established flows, and the sequence and acknowledgement numbers
+/// of mid-stream entries. The kernel programs write this map.
 #[btf_map(name = "npl_repcache_v6")]
 pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 

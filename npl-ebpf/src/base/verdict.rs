@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Verdicts on packets, and the counting of packets under the reasons of verdicts. Only this module uses the action
-//! codes of TC and XDP.
+//! Verdicts on packets, and the counting of packets under the reasons of verdicts. In the datapath programs, only this
+//! module uses the action codes of TC and XDP.
 
 use aya_ebpf::{
     bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
@@ -75,8 +75,9 @@ impl From<Unparsed> for Verdict {
 }
 
 impl Verdict {
-    /// No mapping can match the packet, which is passed unchanged and not counted. Nearly every packet of the Node has
-    /// this verdict.
+    /// The packet is passed unchanged and not counted: no mapping can match the packet, or another program of NPL
+    /// handles it. For example, the program at a Pod's device leaves some replies to the program at the uplink. Nearly
+    /// every packet of the Node has this verdict.
     pub const UNRELATED: Self = Self(kind::UNRELATED);
     /// The slow path handles the packet.
     pub const SLOW_PATH: Self = Self(kind::SLOW_PATH);

@@ -87,7 +87,8 @@ pub struct Headers<F: HeaderLayout> {
     pub protocol: u8,
     /// Offset in bytes of the transport header in the packet.
     pub l4: usize,
-    /// Whether the transport header follows the IP header directly, so that both headers are at constant offsets.
+    /// Whether this is a fast-path packet: its transport header follows the IP header directly, so that both headers
+    /// are at constant offsets.
     pub is_fast_path: bool,
 }
 

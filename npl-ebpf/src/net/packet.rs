@@ -22,8 +22,8 @@ pub struct Packet<F: HeaderLayout> {
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,
-    /// Offset of the end of the datagram that the transport header belongs to. `None` on the fast path, for a packet
-    /// that ends within its TCP header, and for a first SCTP fragment whose datagram length is unknown.
+    /// Offset of the end of the datagram that the transport header belongs to. `None` for a fast-path packet, for a
+    /// first fragment that ends within its TCP header, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
     /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,

@@ -23,7 +23,7 @@ use crate::base::{
 /// IPv6.
 pub struct V6;
 
-/// An address as four words in network byte order, because headers are aligned to only four bytes.
+/// An address as four 32-bit words in network byte order, because headers are aligned to only four bytes.
 pub type Addr = [u32; 4];
 
 /// An IPv6 header (RFC 8200).

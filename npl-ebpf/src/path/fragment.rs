@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of later fragments of requests and replies, according to the record of the datagram's first fragment.
-//! The rewrite of a later fragment changes only the addresses and the IP header checksum, because only the first
-//! fragment contains ports and transport checksum.
+//! Translation of later fragments of requests and replies, according to the record of the datagram's first fragment. A
+//! later fragment contains neither ports nor a transport checksum, so only its IP header is rewritten.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{fragment::Record, lookup_cache::no_next_hop, mapping::Frontend, reason::Reason};

@@ -272,7 +272,7 @@ impl<F: Family> ResolvedFlow<F> {
     }
 
     /// Updates the conntrack entry and the reply cache for a reply that will be translated. In the mode [`OBSERVE`],
-    /// also records that the stack forwarded the reply.
+    /// also records that the stack forwarded a reply of an established flow.
     #[inline(always)]
     fn track<const MODE: u8, const CACHES_REPLY: bool>(
         &self,

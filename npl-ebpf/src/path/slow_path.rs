@@ -78,8 +78,8 @@ fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
     trace::decide(Verdict::drop(Reason::RewriteFailed))
 }
 
-/// Stores the datagram's key and length for the later steps, if the packet is the first or last fragment of an SCTP
-/// packet.
+/// For the first fragment of an SCTP packet, looks up the datagram's length or saves a copy of the fragment. For the
+/// last fragment, stores the datagram's key and length for the later steps.
 #[inline(never)]
 fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
     let ctx = &TcContext::new(skb);

@@ -59,7 +59,7 @@ pub enum Transition {
     Unchanged,
     New,
     Established,
-    /// The packet belongs to a connection of the Node itself.
+    /// The packet belongs to a host connection, which the Node itself opened or masqueraded.
     HostConnection,
 }
 
@@ -122,7 +122,8 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, or a mid-stream entry.
-    /// Entries of handshakes do not count, because the look-up of a handshake needs a sequence number.
+    /// Entries of handshakes do not count, because they can be looked up only with the sequence or acknowledgement
+    /// number of a segment.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
         self.half_open().is_some()
@@ -211,7 +212,7 @@ impl<'k, F: Family> Flow<'k, F> {
     ///
     /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
     /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
-    /// connection of the Node itself if `is_host_connection` returns true.
+    /// host connection if `is_host_connection` returns true.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -256,7 +257,8 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// Tracks a client's packet that belongs to no half-open entry with the packet's NAT address: by the flow's entry
-    /// in the flow table or, if the flow table has no entry, as the first packet of a new flow.
+    /// in the flow table or, if the flow table has no entry, as a packet of a host connection or as the first packet of
+    /// a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -462,7 +464,8 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` if the packet
-    /// is a SYN-ACK but not a retransmission, because the Pod has then accepted another connection.
+    /// has the SYN flag and cannot be a retransmitted SYN-ACK, because the Pod has then accepted or opened another
+    /// connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
-//! A flow's slot contains the copy of an established flow's entry, or the entry of a half-open flow of UDP or SCTP. A
-//! handshake's slot contains an entry with one of three kinds of keys:
-//! [`handshake_key`](npl_common::conntrack::handshake_key), [`reply_key`](npl_common::conntrack::reply_key) or
-//! [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
+//! A flow's slot contains the copy of the flow's entry in the flow table, which gets another phase if the flow table
+//! loses the entry, or the entry of a half-open flow of UDP or SCTP. A handshake's slot contains an entry with one of
+//! three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
+//! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
     half_open,
@@ -75,7 +75,8 @@ fn handshake_index<F: Family>(key: u64) -> u32 {
     NONE
 }
 
-/// The NAT address of an entry in the half-open cache, if its node port is still mapped to this Pod.
+/// The NAT address of an entry in the half-open cache, if the entry's node port is still mapped to this Pod and Pod
+/// port.
 #[inline(always)]
 pub fn half_open_nat<F: Family>(
     entry: u64,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Host connections: the Node's own connections from ports of the node port range, see [`npl_common::host_connection`].
-//! The flow tuple of a host connection has the remote host in place of the client, and the Node in place of the Pod.
+//! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
+//! port range, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote host in place of
+//! the client, and the Node in place of the Pod.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -11,9 +12,9 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
-/// the record contains this address; if not, the record contains the Node's primary address. A reply that NPL has
-/// already translated on another device is not recorded: on the Pod's device in redirect mode, or on an upper device
-/// such as a VLAN.
+/// the record contains this address; if not, the record contains the Node's primary address. NPL may have translated a
+/// reply already on another device: on the Pod's device in redirect mode, or on an upper device such as a VLAN. Such a
+/// reply is not recorded.
 ///
 /// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
 /// host connection. A SYN-ACK from a mapped port is not recorded either, because the flow tuple alone does not show
@@ -47,7 +48,7 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a recorded connection of the Node itself.
+/// Whether a packet without a conntrack entry belongs to a recorded host connection.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);

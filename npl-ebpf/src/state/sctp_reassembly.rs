@@ -54,8 +54,8 @@ pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
 }
 
-/// If the current first fragment was translated, keeps its saved copy in the buffer until the last fragment arrives.
-/// Returns whether the copy is kept.
+/// If the current packet is a translated first fragment that must wait, keeps its saved copy in the buffer for the last
+/// fragment. Returns whether the copy is kept.
 #[inline(always)]
 pub fn hold_noted() -> bool {
     npl_sctp_wait() != 0
@@ -84,8 +84,9 @@ pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival:
     }
 }
 
-/// Re-injects the first fragment that waits for the current last fragment, whose key [`note_last`] stored. Returns
-/// `false` if the last fragment could not be restored to its skb and is lost.
+/// Re-injects the first fragment that waits for the current packet, a last fragment whose key [`note_last`] stored. If
+/// no first fragment waits and the slot is free, stores the length of an SCTP datagram for a first fragment that
+/// arrives later. Returns `false` if the last fragment could not be restored to its skb and is lost.
 #[inline(always)]
 pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };

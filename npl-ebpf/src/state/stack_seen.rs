@@ -69,7 +69,8 @@ impl ObservedFlow {
         if REPLY { (reply, request) } else { (request, reply) }
     }
 
-    /// Writes `since` to the word of each direction, if the word belongs to this flow.
+    /// Writes `since` to the word of each direction, unless the word belongs to another flow or contains
+    /// [`since::NEVER`].
     #[inline(always)]
     fn set_both(&self, since: u32) {
         let (request, reply) = self.directions::<false>();

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Rewrites packet headers. No other module changes the addresses, ports or checksums of a packet.
 //!
-//! A rewrite of TCP or UDP updates three checksums: the IP header checksum, the transport checksum, and `skb->csum`.
-//! With checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware
-//! completes the checksum. Programs cannot read whether a packet uses checksum offload. If the checksum field of a
-//! request certainly contains a complete checksum, the program updates the field without a helper, because helper calls
-//! are the largest part of a rewrite's cost. In other packets, the kernel's helper updates the field for the new
-//! address, and the result shows whether the field contains a complete checksum or a pseudo-header sum
-//! ([`csum::field_kind`]).
+//! A rewrite of TCP or UDP updates the transport checksum, `skb->csum` and, in IPv4, the IP header checksum. With
+//! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
+//! the checksum. Programs cannot read whether a packet uses checksum offload. If the checksum field of a request
+//! certainly contains a complete checksum, the program updates the field without a helper, because helper calls are the
+//! largest part of a rewrite's cost. In other packets, the kernel's helper updates the field for the new address, and
+//! the result shows whether the field contains a complete checksum or a pseudo-header sum ([`csum::field_kind`]).
 //!
 //! SCTP's checksum does not cover the addresses, so only a change of the ports changes the checksum. With checksum
 //! offload, the SCTP checksum field is 0, and stays 0.
