@@ -52,11 +52,11 @@ macro_rules! cluster_figures {
 
 /// kube-proxy in iptables mode.
 pub(super) static IPTABLES: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables");
-/// kube-proxy in iptables mode, with `--forwarding offload`.
+/// The figures with kube-proxy in iptables mode, and with NPL's `--forwarding offload`.
 pub(super) static IPTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables-offload");
 /// kube-proxy in nftables mode.
 pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables");
-/// kube-proxy in nftables mode, with `--forwarding offload`.
+/// The figures with kube-proxy in nftables mode, and with NPL's `--forwarding offload`.
 pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");
 
 /// The time from a Pod object's creation to its address, when many Pods are started at the same time.
