@@ -91,8 +91,8 @@ impl Netns {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
-    /// Lists a table with `nft`, or returns `None` if the table does not exist. Protocols are numeric, because some
-    /// machines lack the file with their names.
+    /// Lists a table with `nft`. Returns `None` if `nft` fails, for example because the table does not exist. `nft`
+    /// prints protocols as numbers, because some machines lack the file with the names of protocols.
     pub fn nft_table(&self, name: &str) -> Option<String> {
         let mut list = self.command("nft").ok()?;
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()

@@ -34,8 +34,8 @@ const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 /// The directory of the CNI plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
 
-/// Runs Felix (`$0`) and restarts it whenever it exits. Felix exits when its settings change, first shortly after its
-/// first start. If Felix exits 20 times within a minute, the script fails.
+/// Runs Felix (`$0`), and restarts it whenever it exits with an error. Felix exits with an error when its settings
+/// change, for the first time shortly after its first start. If Felix exits 20 times within a minute, the script fails.
 const FELIX: &str = r#"
 first=$(date +%s) ends=0
 until "$0" -felix; do

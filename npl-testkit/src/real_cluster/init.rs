@@ -128,7 +128,8 @@ fn be_first(arguments: &InitArguments) -> Result<()> {
     reaper::prepare()?;
     // Read the mount table before other mounts hide the hierarchies.
     let hierarchies = Hierarchy::all()?;
-    // The outer process must keep the host's mounts, because it needs the Node's directory.
+    // Only the inner process gets its own mounts: the outer process writes the PID file below the Node's directory,
+    // which the later mount over `/run` hides.
     unshare(CloneFlags::CLONE_NEWNS).context("create the Node's mount namespace")?;
     attach(None, "/", MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
     new(Path::new("/proc"), "proc", "proc", "")?;
