@@ -14,8 +14,8 @@ use crate::interrupt;
 /// slow machine further.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// The factor by which all time limits are multiplied: the environment variable `NPL_PATIENCE`, which is set on emulated
-/// machines, or 1 if the variable is unset.
+/// The factor by which all time limits are multiplied: the environment variable `NPL_PATIENCE`, which is set on
+/// emulated machines, or 1 if the variable is unset.
 pub fn patience() -> u32 {
     static PATIENCE: OnceLock<u32> = OnceLock::new();
     *PATIENCE.get_or_init(|| env::var("NPL_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1))
