@@ -226,7 +226,7 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
 
 /// Gives the process the environment of the DaemonSet's container: `/sys` of its network namespace, user 0 with two
 /// capabilities, and `no_new_privs`. The process sees the folder `var_run`, if given, as `/var/run`.
-#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 fn confine(command: &mut Command, var_run: Option<PathBuf>) {
     let hook = move || {
         unshare(CloneFlags::CLONE_NEWNS)?;

@@ -76,7 +76,7 @@ impl Netns {
         command_in(self.name(), program)
     }
 
-    /// Runs `ip` commands in this namespace as one batch, one per line, without the word `ip`.
+    /// Runs `ip` commands in this namespace as one batch. `lines` has one command per line, without the word `ip`.
     pub fn ip(&self, lines: &str) -> Result<String> {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
@@ -175,7 +175,7 @@ impl Drop for Name {
 }
 
 /// Returns a command that runs in a namespace that another process created.
-#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;
     let mut command = Command::new(program);

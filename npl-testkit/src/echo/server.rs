@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The time after which an idle connection is closed, longer than the pauses of any test.
 const CLIENT_PAUSE: Duration = Duration::from_mins(5);
 
-/// The time limit from fork to execve of a child process.
+/// The time limit for a child process to get from fork to execve, which closes its copies of this process's sockets.
 const EXECUTION: Duration = Duration::from_secs(5);
 
 /// The listen backlog: more connections than any test opens at the same time.

@@ -106,8 +106,8 @@ impl Calico {
         cluster.kubectl(&["wait", "--for=condition=Established", timeout_option(), "--filename", &file]).map(drop)
     }
 
-    /// Registers a Node whose kubelet runs with Calico, configures the CNI plug-ins, and starts Felix and the process
-    /// that assigns addresses to tunnel devices.
+    /// Registers a Node with Calico after the Node's kubelet has started, configures the CNI plug-ins, and starts Felix
+    /// and the process that assigns addresses to tunnel devices.
     pub(super) fn start(
         &self,
         place: Place<'_>,
@@ -159,7 +159,7 @@ impl Calico {
             ("NODENAME", node.name()),
             ("FELIX_FELIXHOSTNAME", node.name()),
             ("IP", node.v4().to_string()),
-            // The address needs its prefix length, without which Felix does not find the uplink of its IPv6 routes.
+            // The prefix length is necessary: without it, Felix does not find the uplink for the IPv6 routes.
             ("IP6", format!("{}/64", node.v6())),
             ("CALICO_IPV4POOL_CIDR", v4.to_owned()),
             ("CALICO_IPV6POOL_CIDR", v6.to_owned()),
@@ -189,7 +189,8 @@ const VARIABLES: [(&str, &str); 19] = [
     ("FELIX_DEFAULTENDPOINTTOHOSTACTION", "ACCEPT"),
     ("FELIX_USAGEREPORTINGENABLED", "false"),
     ("FELIX_LOGSEVERITYSCREEN", "info"),
-    // The refresh is disabled, because Felix deletes and adds all IPv6 routes, which loses packets.
+    // The periodic refresh of routes is disabled: in each refresh, Felix deletes all IPv6 routes and adds them again,
+    // which loses packets.
     ("FELIX_ROUTEREFRESHINTERVAL", "0"),
     // These features are disabled, because their code panics or reads absent files in a build without cgo.
     ("FELIX_BPFENABLED", "false"),

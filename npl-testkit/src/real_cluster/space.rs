@@ -106,7 +106,7 @@ impl Space {
 
     /// Makes a command join the Node's cgroup before the command enters the cgroup namespace. Inside the cgroup
     /// namespace, the command could not be moved, because its own cgroup would be outside the namespace's root.
-    #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+    #[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
     fn join(&self, command: &mut Command) -> Result<()> {
         self.cgroup.hold_system(command)?;
         let file = self.open("cgroup").context("open the Node's cgroup namespace")?;

@@ -9,7 +9,7 @@ const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
 /// The goal for latencies and CPU times: a request through a mapping takes no more than a request through a Service of
 /// kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
-/// The goal for request rates: through a mapping, at least 95 % of the rate to the Pod's own address.
+/// The goal for request rates: the rate through a mapping is at least 95 % of the rate to the Pod's own address.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
 const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
@@ -21,7 +21,7 @@ pub(super) struct AddressFigures {
     pub(super) busy: Figure,
 }
 
-/// The figures that compare the mapping with each other address of the Pod, on one cluster.
+/// The figures that compare the mapping with every other address of the Pod, on one cluster.
 pub(super) struct ClusterFigures {
     pub(super) own: AddressFigures,
     pub(super) same_node: AddressFigures,

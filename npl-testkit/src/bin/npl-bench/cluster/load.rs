@@ -18,7 +18,7 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// The number of turns per round. Each turn sends requests to every address.
 const TURNS: usize = 10;
 
-/// Connections and requests that warm up caches before the measurement.
+/// The number of requests, and of connections, that warm up caches before the measurement.
 const WARM_UP: usize = 20;
 
 /// The results for one address.

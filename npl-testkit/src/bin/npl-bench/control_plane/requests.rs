@@ -69,7 +69,7 @@ impl Requests {
             let conditions = schema.pointer("/status/conditions")?.as_array()?.len();
             (conditions > 0 && dump().is_some()).then_some(())
         };
-        poll::until("the API server to count requests by account", LIMIT, is_followed).map(drop)
+        poll::until("the API server to count requests by kind", LIMIT, is_followed).map(drop)
     }
 
     /// Returns the current counts.
