@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs and images of a cluster.
+//! Finds the programs and images of a cluster.
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -21,13 +21,13 @@ use nix::sys::signal::Signal;
 use crate::cgroups::{self, Cgroup, Hierarchy, Version};
 use crate::reaper;
 
-/// The directory of the Node's binaries, as seen inside.
+/// The directory of the Node's binaries inside the Node.
 pub(super) const BINARIES: &str = "/run/npl/bin";
 
-/// The directory of the Node's configuration, as seen inside.
+/// The directory of the Node's configuration inside the Node.
 pub(super) const SETTINGS: &str = "/run/npl";
 
-/// The directory for temporary files, as seen inside.
+/// The directory for temporary files inside the Node.
 pub(super) const TEMPORARY: &str = "/run/temporary";
 
 /// The file with the PID of the Node's first process, as seen from outside; relative to the Node's directory.
