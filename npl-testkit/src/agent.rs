@@ -104,7 +104,7 @@ impl Agent {
         self.process.kill()
     }
 
-    /// Sends SIGTERM and waits for the agent to exit.
+    /// Sends SIGTERM and waits for the agent to exit. Kills an agent that still runs after `grace`.
     pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
         self.process.terminate(grace)
     }
@@ -216,8 +216,8 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
         }
         None => drop(command.arg("--kubeconfig").arg(kubeconfig)),
     }
-    // Without a cgroup, the agent attaches no socket programs, which would affect other processes of the test machine.
-    // Tests with their own cgroup override this setting.
+    // The agent's socket programs would affect other processes of the test machine. Without a cgroup, the agent
+    // attaches none. Tests with their own cgroup override this setting.
     command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command, service_account.as_ref().map(|account| account.var_run.clone()));
@@ -226,7 +226,7 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
 
 /// Gives the process the environment of the DaemonSet's container: `/sys` of its network namespace, user 0 with two
 /// capabilities, and `no_new_privs`. The process sees the folder `var_run`, if given, as `/var/run`.
-#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 fn confine(command: &mut Command, var_run: Option<PathBuf>) {
     let hook = move || {
         unshare(CloneFlags::CLONE_NEWNS)?;

@@ -17,7 +17,8 @@ use crate::poll;
 /// The time limit for connecting to the API server, and for receiving the status and the header of a response.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Idle connections to keep: the largest number of threads that share one client.
+/// The number of idle connections that a client keeps open: as many as the largest number of threads that share a
+/// client.
 const IDLE_CONNECTIONS: usize = 16;
 
 /// The media type of a JSON merge patch (RFC 7396).

@@ -140,7 +140,7 @@ impl Cgroup {
         Ok(())
     }
 
-    #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+    #[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
     fn hold(&self, command: &mut Command, group: impl Fn(PathBuf) -> PathBuf) -> Result<()> {
         let open = |hierarchy: &Hierarchy| {
             let procs = group(hierarchy.point.join(&self.name)).join("cgroup.procs");

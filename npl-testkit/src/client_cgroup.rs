@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Threaded cgroup v2 groups, so that cgroup socket programs see only the sockets of a test's own clients.
+//! Threaded cgroup v2 groups for the clients of a test. Socket programs that are attached to such a group see the
+//! sockets of these clients and no others.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -136,7 +136,7 @@ pub fn ask(balancer: SocketAddr) -> Result<Answer> {
     // Take the text from the first to the last brace: the answer is one JSON object, and chunked transfer encoding adds
     // lines before and after it.
     let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
-    serde_json::from_str(object.context("an answer without an object")?).context("parse the answer")
+    serde_json::from_str(object.context("the answer contains no JSON object")?).context("parse the answer")
 }
 
 fn programs() -> Result<PathBuf> {

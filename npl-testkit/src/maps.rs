@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Empties BPF maps of any type.
+//! Empties BPF maps of the types that NPL uses.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};

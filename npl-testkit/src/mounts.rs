@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! BPF file systems for tests, and the mount table.
+//! Mounts BPF file systems for tests, and reads the mount table.
 
 use std::ffi::CString;
 use std::fs::{self, File};

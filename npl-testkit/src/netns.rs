@@ -76,7 +76,7 @@ impl Netns {
         command_in(self.name(), program)
     }
 
-    /// Runs `ip` commands in this namespace as one batch, one per line, without the word `ip`.
+    /// Runs `ip` commands in this namespace as one batch. `lines` has one command per line, without the word `ip`.
     pub fn ip(&self, lines: &str) -> Result<String> {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
@@ -91,8 +91,8 @@ impl Netns {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
-    /// Lists a table with `nft`, or returns `None` if the table does not exist. Protocols are numeric, because some
-    /// machines lack the file with their names.
+    /// Lists a table with `nft`. Returns `None` if `nft` fails, for example because the table does not exist. `nft`
+    /// prints protocols as numbers, because some machines lack the file with the names of protocols.
     pub fn nft_table(&self, name: &str) -> Option<String> {
         let mut list = self.command("nft").ok()?;
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
@@ -175,7 +175,7 @@ impl Drop for Name {
 }
 
 /// Returns a command that runs in a namespace that another process created.
-#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;
     let mut command = Command::new(program);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for conditions. Every wait polls a condition and has a deadline, which is later on a slow machine: if the load
-//! average exceeds the number of processors, or if the sleeps between two polls take longer than requested.
+//! Waits for conditions. Every wait polls a condition and has a deadline. On a slow machine, the deadline is later: if
+//! the load average exceeds the number of processors, or if the sleeps between two polls take longer than requested.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use crate::interrupt;
 /// slow machine further.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// The factor by which all limits are extended on slow machines: `NPL_PATIENCE`, set on emulated machines.
+/// The factor by which all time limits are multiplied: the environment variable `NPL_PATIENCE`, which is set on
+/// emulated machines, or 1 if the variable is unset.
 pub fn patience() -> u32 {
     static PATIENCE: OnceLock<u32> = OnceLock::new();
     *PATIENCE.get_or_init(|| env::var("NPL_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1))

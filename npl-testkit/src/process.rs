@@ -181,7 +181,7 @@ fn spawn_for_life(mut command: Command) -> io::Result<Child> {
     answer.recv().map_err(io::Error::other)?
 }
 
-#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {

@@ -79,7 +79,8 @@ impl Residue {
         Self { things: text.lines().map(str::to_owned).collect() }
     }
 
-    /// Lists the objects of one run and those pinned in its BPF file system, so that concurrent runs do not matter.
+    /// Lists the objects of one run, and those pinned in its BPF file system. Objects of concurrent runs are not
+    /// listed.
     pub fn look_at(run: &Run, bpffs: &Path) -> Result<Self> {
         Self::look_at_run(run.id(), bpffs)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The external programs that this crate runs. Images for emulated test machines contain exactly these programs.
+//! Runs external programs, and names those that tests require.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -13,7 +13,7 @@ pub fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
 }
 
-/// Programs that network tests require.
+/// Programs that network tests require. Some of these tests also require `conntrack`.
 pub const NETWORK_TOOLS: &[&str] = &["ip", "tc", "ethtool", "nft", "iptables"];
 
 /// Programs that tests with a real API server require in addition to [`NETWORK_TOOLS`].

@@ -35,7 +35,7 @@ struct Request {
 pub struct Tun(File);
 
 impl Tun {
-    /// Creates the device, down and without addresses.
+    /// Creates the device. The device is down and has no addresses.
     pub fn create(netns: &Netns, name: &str, link_layer: libc::c_ulong) -> Result<Self> {
         let mut request = Request { name: [0; 16], flags: FLAGS, padding: [0; 22] };
         ensure!(name.len() < request.name.len(), "{name} is too long for a device name");

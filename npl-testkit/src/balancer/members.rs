@@ -118,7 +118,7 @@ fn name(pod: &Value) -> Option<String> {
     pod.pointer("/metadata/name")?.as_str().map(str::to_owned)
 }
 
-/// Returns the members of a ready, non-terminating Pod, as AKO reads them from the annotation.
+/// Returns the members that AKO reads from the Pod's annotation. A Pod that is not ready, or is terminating, has none.
 fn members(pod: &Value, ports: &[Port]) -> Vec<Member> {
     let annotation = annotation_of(pod);
     let is_leaving = pod.pointer("/metadata/deletionTimestamp").is_some();

@@ -26,7 +26,7 @@ use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
 
-/// The maximum number of concurrent requests, so that slow requests hardly lower the rate.
+/// The maximum number of concurrent requests. The number is so large that slow requests hardly lower the rate.
 const WORKERS: u32 = 32;
 
 /// The configuration of a balancer.
@@ -95,7 +95,7 @@ impl Balancer {
         poll::until("a request to every member", limit, is_reached).map(drop)
     }
 
-    /// Stops the balancer after the requests in progress.
+    /// Waits for the requests in progress, stops the balancer, and returns the results.
     pub fn stop(mut self) -> Result<Report> {
         self.stops.clear();
         let mut report = Report::default();

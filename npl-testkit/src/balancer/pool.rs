@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members that a load balancer uses, and the delay until it applies changes.
+//! Keeps the members that a load balancer uses, and applies changes after a delay.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

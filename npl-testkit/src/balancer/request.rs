@@ -30,8 +30,8 @@ fn kind_of(err: &anyhow::Error) -> Kind {
     if causes.any(|cause| cause.kind() == ErrorKind::ConnectionRefused) { Kind::Refused } else { Kind::Lost }
 }
 
-/// Returns the number of TCP segments that were retransmitted in a namespace. A retransmission shows a lost packet even
-/// if the request succeeded.
+/// Returns the number of TCP segments that were retransmitted in a namespace. A retransmission may indicate a lost
+/// packet even if the request succeeded.
 pub(super) fn resent_segments(netns: &Netns) -> Result<u64> {
     netns.counter("Tcp", "RetransSegs")
 }

@@ -33,7 +33,8 @@ pub const ENABLED_ANNOTATION: &str = "nodeportlocal.antrea.io/enabled";
 /// The annotation that the agent writes to Pods, with the default prefix.
 pub const MAPPING_ANNOTATION: &str = "nodeportlocal.antrea.io";
 
-/// The kinds of objects in a manifest that grant access. Objects of other kinds need a scheduler and a kubelet.
+/// The kinds of objects in a manifest that grant access to the API server. [`Cluster::apply_access`] skips other kinds,
+/// such as the DaemonSet, which needs a kubelet.
 const ACCESS_KINDS: [&str; 6] =
     ["Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
 

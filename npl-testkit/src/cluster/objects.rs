@@ -23,7 +23,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Creates a port whose Service and container use the same number.
+    /// Creates a port of a container, or a Service's port whose `targetPort` is the same number.
     pub fn new(name: &str, number: u16, protocol: Protocol) -> Self {
         Self { name: name.to_owned(), number, protocol, target: json!(number), host_port: None }
     }
@@ -67,7 +67,7 @@ pub struct PodObject {
 }
 
 impl PodObject {
-    /// Creates a Pod with the label `app`.
+    /// Creates a Pod whose label `app` has the value `app`, without declared ports.
     pub fn new(namespace: &str, name: &str, node: &str, app: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -125,7 +125,8 @@ pub struct ServiceObject {
 }
 
 impl ServiceObject {
-    /// Creates a Service that selects the Pods with the label `app`, without the annotation that enables node ports.
+    /// Creates a Service that selects the Pods whose label `app` has the value `app`, without the annotation that
+    /// enables node ports.
     pub fn new(namespace: &str, name: &str, app: &str, ports: Vec<Port>) -> Self {
         Self {
             namespace: namespace.to_owned(),

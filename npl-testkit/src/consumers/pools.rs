@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pools of a consumer over time: one for each port of a Service. A pool contains the entries of all protocols for
-//! the target port, and keeps removed members for minutes.
+//! The pools of a consumer, updated with each change of an annotation: one pool for each port of a Service. A pool
+//! contains the entries of all protocols for the target port, and keeps a removed member for the time `keeps_dead`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Accounts, tokens and keys of a control plane.
+//! Creates the accounts, tokens and keys of a control plane.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

@@ -73,7 +73,7 @@ pub struct ControlPlane {
 enum Reach {
     /// Only programs of this run, over the loopback device; there are no kubelets and controllers.
     Loopback,
-    /// Nodes and Pods too, at this address of the namespace.
+    /// Nodes and Pods too: the API server has this address in its network namespace.
     Network(Ipv4Addr),
 }
 
@@ -127,7 +127,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Starts the API server again with the same address and data.
+    /// Starts the API server, for the first time or after a stop, with the address and the data of this control plane.
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
         // On a busy emulated processor, the start can exceed the API server's own limit of one minute, and the API

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The time after which an idle connection is closed, longer than the pauses of any test.
 const CLIENT_PAUSE: Duration = Duration::from_mins(5);
 
-/// The time limit from fork to execve of a child process.
+/// The time limit for a child process to get from fork to execve, which closes its copies of this process's sockets.
 const EXECUTION: Duration = Duration::from_secs(5);
 
 /// The listen backlog: more connections than any test opens at the same time.
@@ -188,7 +188,7 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
             if let Some(wanted) = wanted_length(request) {
                 line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
             }
-            // An error is ignored, because the client repeats its request if it gets no response.
+            // An error is ignored: for the client, it has the same effect as a lost response.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }

@@ -9,7 +9,8 @@ use super::server::Identity;
 use super::{Answer, Protocol};
 use crate::poll;
 
-/// The maximum length of a request line; longer lines end the connection.
+/// The maximum length of a request line. The server answers a longer line in parts of this length, as if each part were
+/// a request.
 const MAX_LINE: u64 = 64 * 1024;
 
 /// The buffer size of bulk transfers.

@@ -306,7 +306,8 @@ impl Meter {
         })?
     }
 
-    /// Waits until `expected` packets have arrived or no more can arrive, and returns the number.
+    /// Waits until `expected` packets have arrived, or until the time limit for packets in flight has passed. Returns
+    /// the number of packets that have arrived.
     pub fn wait_for(&self, expected: u64) -> Result<u64> {
         let all_there = || self.arrived().is_ok_and(|arrived| arrived >= expected).then_some(());
         // A timeout is ignored here: the caller decides whether missing packets are an error.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs and images of a cluster.
+//! Finds the programs and images of a cluster.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 /// Programs of distribution packages, found on `PATH`.
 pub(super) const CONTAINER_TOOLS: [&str; 3] = ["containerd", "ctr", "runc"];
 
-/// Kubernetes programs other than the API server.
+/// The directory of the Kubernetes programs other than the API server, and the directory of the CNI plug-ins.
 #[derive(Clone, Debug)]
 pub(super) struct Programs {
     pub(super) folder: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Finds all programs first, so that a missing one is reported before anything is started.
+    /// Finds both directories. A missing program is thus reported before any program is started.
     pub(super) fn find() -> Result<Self> {
         let names = ["kubelet", "kube-proxy", "kube-controller-manager", "kube-scheduler"];
         let folder = find_directory(PROGRAMS_VARIABLE, "kubelet", &names)?;

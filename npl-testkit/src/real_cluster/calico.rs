@@ -34,8 +34,8 @@ const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 /// The directory of the CNI plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
 
-/// Runs Felix (`$0`) and restarts it whenever it exits. Felix exits when its settings change, first shortly after its
-/// first start. If Felix exits 20 times within a minute, the script fails.
+/// Runs Felix (`$0`), and restarts it whenever it exits with an error. Felix exits with an error when its settings
+/// change, for the first time shortly after its first start. If Felix exits 20 times within a minute, the script fails.
 const FELIX: &str = r#"
 first=$(date +%s) ends=0
 until "$0" -felix; do
@@ -106,8 +106,8 @@ impl Calico {
         cluster.kubectl(&["wait", "--for=condition=Established", timeout_option(), "--filename", &file]).map(drop)
     }
 
-    /// Registers a Node whose kubelet runs with Calico, configures the CNI plug-ins, and starts Felix and the process
-    /// that assigns addresses to tunnel devices.
+    /// Registers a Node with Calico after the Node's kubelet has started, configures the CNI plug-ins, and starts Felix
+    /// and the process that assigns addresses to tunnel devices.
     pub(super) fn start(
         &self,
         place: Place<'_>,
@@ -159,7 +159,7 @@ impl Calico {
             ("NODENAME", node.name()),
             ("FELIX_FELIXHOSTNAME", node.name()),
             ("IP", node.v4().to_string()),
-            // The address needs its prefix length, without which Felix does not find the uplink of its IPv6 routes.
+            // The prefix length is necessary: without it, Felix does not find the uplink for the IPv6 routes.
             ("IP6", format!("{}/64", node.v6())),
             ("CALICO_IPV4POOL_CIDR", v4.to_owned()),
             ("CALICO_IPV6POOL_CIDR", v6.to_owned()),
@@ -189,7 +189,8 @@ const VARIABLES: [(&str, &str); 19] = [
     ("FELIX_DEFAULTENDPOINTTOHOSTACTION", "ACCEPT"),
     ("FELIX_USAGEREPORTINGENABLED", "false"),
     ("FELIX_LOGSEVERITYSCREEN", "info"),
-    // The refresh is disabled, because Felix deletes and adds all IPv6 routes, which loses packets.
+    // The periodic refresh of routes is disabled: in each refresh, Felix deletes all IPv6 routes and adds them again,
+    // which loses packets.
     ("FELIX_ROUTEREFRESHINTERVAL", "0"),
     // These features are disabled, because their code panics or reads absent files in a build without cgo.
     ("FELIX_BPFENABLED", "false"),

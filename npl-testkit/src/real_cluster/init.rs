@@ -21,13 +21,13 @@ use nix::sys::signal::Signal;
 use crate::cgroups::{self, Cgroup, Hierarchy, Version};
 use crate::reaper;
 
-/// The directory of the Node's binaries, as seen inside.
+/// The directory of the Node's binaries inside the Node.
 pub(super) const BINARIES: &str = "/run/npl/bin";
 
-/// The directory of the Node's configuration, as seen inside.
+/// The directory of the Node's configuration inside the Node.
 pub(super) const SETTINGS: &str = "/run/npl";
 
-/// The directory for temporary files, as seen inside.
+/// The directory for temporary files inside the Node.
 pub(super) const TEMPORARY: &str = "/run/temporary";
 
 /// The file with the PID of the Node's first process, as seen from outside; relative to the Node's directory.
@@ -112,7 +112,7 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
 
 /// Makes the kernel kill the command when the outer process exits. `PR_SET_PDEATHSIG` refers to the parent thread, and
 /// the outer process has only one thread.
-#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+#[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 fn die_with_outer(command: &mut Command) {
     // If the outer process exits before this call, the kernel sends no signal. Removing the run then kills the inner
     // process, which is in the Node's network namespace.
@@ -126,9 +126,10 @@ fn die_with_outer(command: &mut Command) {
 fn be_first(arguments: &InitArguments) -> Result<()> {
     ensure!(std::process::id() == 1, "--inner requires PID 1 of a PID namespace");
     reaper::prepare()?;
-    // Read the mount table before other mounts hide the hierarchies.
+    // Read the mount table before other mounts hide the host's cgroup hierarchies.
     let hierarchies = Hierarchy::all()?;
-    // The outer process must keep the host's mounts, because it needs the Node's directory.
+    // Only the inner process gets its own mounts: the outer process writes the PID file below the Node's directory,
+    // which the later mount over `/run` hides.
     unshare(CloneFlags::CLONE_NEWNS).context("create the Node's mount namespace")?;
     attach(None, "/", MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
     new(Path::new("/proc"), "proc", "proc", "")?;

@@ -154,7 +154,7 @@ impl RealCluster {
         self.cni
     }
 
-    /// The namespace of the API server, which is the Nodes' router.
+    /// The network namespace of the API server. This namespace is also the router of the Nodes.
     pub fn lan(&self) -> &Netns {
         &self.lan
     }

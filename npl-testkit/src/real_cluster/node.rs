@@ -35,7 +35,7 @@ pub struct Node {
     init: Init,
 }
 
-/// Settings shared by all Nodes of a cluster.
+/// The programs, images and settings that all Nodes of a cluster use.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
     pub(super) init_program: PathBuf,

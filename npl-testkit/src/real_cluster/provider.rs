@@ -26,7 +26,7 @@ pub(super) enum Provider {
     KubeRouter(KubeRouter),
 }
 
-/// A Node whose Pods a provider connects.
+/// The properties of a Node that a provider needs to connect the Node's Pods.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) number: NodeNumber,

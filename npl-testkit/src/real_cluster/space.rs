@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The namespaces of a Node, seen from outside: creates them and starts processes in them.
+//! Creates the namespaces of a Node, and starts processes in them from outside.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,7 +18,7 @@ use crate::poll;
 use crate::process::{self, Process};
 use crate::tools;
 
-/// The time limit of the Node's mounts.
+/// The time limit within which the Node's first process must have mounted all file systems.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The kinds of namespaces in the order in which `setns` enters them. The mount namespace is last, because `/proc` of
@@ -76,7 +76,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Finds the namespaces of the Node with this directory, which another process may own.
+    /// Returns the namespaces of the Node whose directory is `directory`. Another process may have started the Node.
     pub fn find(directory: &Path, cgroup: Cgroup) -> Result<Self> {
         let file = directory.join(PID_FILE);
         let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -106,7 +106,7 @@ impl Space {
 
     /// Makes a command join the Node's cgroup before the command enters the cgroup namespace. Inside the cgroup
     /// namespace, the command could not be moved, because its own cgroup would be outside the namespace's root.
-    #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+    #[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
     fn join(&self, command: &mut Command) -> Result<()> {
         self.cgroup.hold_system(command)?;
         let file = self.open("cgroup").context("open the Node's cgroup namespace")?;

@@ -80,7 +80,7 @@ impl Uplink {
 /// The Node's IPv4 gateway, as in [`FIRST_UPLINK`].
 pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// The client's end has the gateway's address in addition to the client's own address.
+/// The first client's uplink. The client's end has the gateway's address in addition to the client's own address.
 pub(super) const FIRST_UPLINK: Uplink = Uplink {
     node: "addr add 192.0.2.10/24 dev {device}
 addr add 2001:db8:0:1::10/64 dev {device} nodad

@@ -16,7 +16,7 @@ use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
 use crate::poll;
 
-/// The maximum number of concurrent requests, so that a slow request hardly lowers the rate.
+/// The maximum number of concurrent requests. With several of them, one slow request hardly lowers the rate.
 const WORKERS: u32 = 4;
 
 /// One request of a load, with the expected response.
@@ -119,7 +119,7 @@ impl Load {
         poll::until(&format!("{more} responses"), limit, enough).map(drop)
     }
 
-    /// Stops the load after the requests in progress.
+    /// Waits for the requests in progress, stops the load, and returns the results.
     pub fn stop(mut self) -> Report {
         self.join();
         self.report()

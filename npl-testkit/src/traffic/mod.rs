@@ -72,7 +72,8 @@ pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
     from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("send a request from {}", from.name()))
 }
 
-/// Opens a connection as [`tcp_connect`] does, in the namespace of the calling thread.
+/// Opens a connection as [`tcp_connect`] does, but in the namespace of the calling thread and with the time limit
+/// `limit`.
 pub(crate) fn open_tcp(server: SocketAddr, limit: Duration) -> Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&server, limit).with_context(|| format!("connect to {server}"))?;
     stream.set_read_timeout(Some(limit)).context("set a read timeout")?;

@@ -149,7 +149,7 @@ fn copy(
         let total = so_far + chunk.len() as u64;
         moved.store(total, Ordering::Relaxed);
         if let Some(rate) = plan.rate {
-            // This sleep limits the sender's rate, and is no wait for a condition.
+            // This sleep limits the rate of the transfer. It does not wait for a condition.
             thread::sleep(Duration::from_micros(total * 1_000_000 / rate.max(1)).saturating_sub(start.elapsed()));
         }
     }

@@ -27,7 +27,7 @@ pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     tools::output_with_input(&mut node.command("iptables-restore")?, &rules).map(drop)
 }
 
-/// Adds the most efficient equivalent in nftables: one rule with a map lookup.
+/// Adds the most efficient nftables equivalent of these iptables rules: one rule with a map lookup.
 pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut elements = String::new();
     let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
@@ -49,8 +49,8 @@ pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     node.nft(&table).map(drop)
 }
 
-/// Adds the first rule of a typical CNI plug-in's FORWARD chain, which enables kernel conntrack because it matches `ct
-/// state`.
+/// Adds a rule like the first rule in the FORWARD chain of a typical CNI plug-in. The rule matches `ct state`, so it
+/// enables kernel conntrack.
 pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
     node.nft(
         "table ip cni {

@@ -83,7 +83,7 @@ struct Effort {
     stream: Duration,
     /// Pods per sample of annotation latencies.
     latencies: usize,
-    /// Pods per load balancer that queries the feed at an interval.
+    /// The number of Pods that are measured for each load balancer that queries the feed at an interval.
     polled: usize,
     /// Service changes per sample.
     changes: usize,

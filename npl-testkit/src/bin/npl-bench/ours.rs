@@ -59,7 +59,7 @@ impl Ours {
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
-        // The range ends before the Pod ports, because no Pod port may be in it.
+        // The range contains the node ports and no Pod port: all Pod ports of the bench are below the range.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
         // The seed is arbitrary, but fixed, so that every run has the same hash collisions.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;

@@ -22,24 +22,25 @@ use crate::figures::{Aim, Figure, Samples, Stage, figure, say};
 use crate::ours::open_datapath;
 use crate::testbed::Testbed;
 
-/// Translating a request of an established flow.
+/// The time for translating a request of an established flow.
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
-/// Translating a reply of an established flow.
+/// The time for translating a reply of an established flow.
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
-/// Translating a request by a program that was loaded without `CAP_PERFMON`, with the verifier's speculation barriers.
+/// The time for translating a request by a program that was loaded without `CAP_PERFMON`, with the verifier's
+/// speculation barriers.
 const FORWARD_HIT_MITIGATED: Figure =
     figure("program/forward-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded with CAP_PERFMON");
 const REPLY_HIT_MITIGATED: Figure =
     figure("program/reply-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded with CAP_PERFMON");
-/// Translating a request in the driver, by the XDP program.
+/// The time for translating a request in the driver, by the XDP program.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
-/// Passing a packet whose destination is a Pod address and not a node address.
+/// The time for passing a packet whose destination is a Pod address and not a node address.
 const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
-/// Passing an outgoing packet that belongs to no translated flow.
+/// The time for passing an outgoing packet that belongs to no translated flow.
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
-/// Passing a packet whose destination port is outside the range.
+/// The time for passing a packet whose destination port is outside the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
-/// Translating a SYN from a new client, measured at the uplink of a Node.
+/// The time for translating a SYN from a new client, measured at the uplink of a Node.
 const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
@@ -204,7 +205,7 @@ impl Alone {
         Ok(())
     }
 
-    /// Returns the run time of each program and packet, in nanoseconds.
+    /// Returns, for each program and packet, how much longer NPL's program runs than an empty program, in nanoseconds.
     fn costs(&mut self, costs: &[Cost]) -> Result<Vec<(&'static Figure, f64)>> {
         process::on_own_thread(|| {
             live_frames::occupy_one_processor()?;
@@ -265,7 +266,8 @@ fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
     Packet::udp(from, to, &PAYLOAD).to_this_machine()
 }
 
-/// Programs on a Node's uplink, which process a SYN flood and an established flow.
+/// Two test networks. NPL's program at the uplink processes a SYN flood in one of them, and an established flow in the
+/// other.
 struct Flooded {
     flood: Testbed,
     established: Testbed,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The compared cases and the project's goals.
+//! The ratios of packet rates that the bench reports, and the project's goals for these ratios.
 
 use crate::cases::{Case, MAPPINGS, MOST_MAPPINGS, Mode, Workload};
 

@@ -102,8 +102,9 @@ impl Report {
         if format == Format::Table {
             writeln!(
                 text,
-                "{} rounds. Packet rates are in millions per second (Mpps). Ratios are computed within each round (`A_vs_B`: A's \
-                 rate divided by B's; figures: divided by the value of the `compared with` column) and shown as their median.",
+                "{} rounds. Packet rates are in millions per second (Mpps). Ratios are computed in each round, \
+                 and their median is shown. `A_vs_B` is A's rate divided by B's rate. The ratio of a figure is its \
+                 value divided by the value of the reference in the `compared with` column.",
                 self.rounds
             )?;
         }

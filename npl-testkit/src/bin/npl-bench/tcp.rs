@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two ends of a TCP connection: their processors, and how the client connects.
+//! Selects the processors for both ends of a measured TCP connection, and opens the connection.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::num::NonZero;

@@ -62,7 +62,7 @@ fn end(id: &str) -> Result<()> {
             return Ok(());
         }
     }
-    bail!("the cluster's owner does not exit: see `npl-cluster status`")
+    bail!("the cluster's owner did not exit after SIGKILL: see `cargo xtask cluster status`")
 }
 
 #[cfg(test)]

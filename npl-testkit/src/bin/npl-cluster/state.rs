@@ -9,7 +9,7 @@ use npl_testkit::real_cluster::{RealCluster, Space};
 use npl_testkit::{cgroups::Cgroup, run};
 use serde::{Deserialize, Serialize};
 
-/// The state file, which only clusters started by `up` have, not those of tests.
+/// The state file. A cluster that `up` has started has this file; a cluster of a test has none.
 const FILE: &str = "cluster.json";
 
 /// A cluster that is running or starting.

@@ -16,7 +16,7 @@ use npl_testkit::{interrupt, poll};
 use crate::state::State;
 use crate::{UpArguments, access, say};
 
-/// The time limit, longer than every wait of the owner.
+/// The time limit for the start of the cluster, longer than every single wait of the owner.
 const LIMIT: Duration = Duration::from_mins(4);
 
 /// The time limit for the owner to remove the cluster after SIGTERM.

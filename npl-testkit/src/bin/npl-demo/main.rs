@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The demo, which shows on one machine, with the real agent and API server, what happens from `kubectl annotate
-//! service` to responses of Pods.
+//! The demo shows, on one machine and with the real agent and API server, each step from `kubectl annotate service` to
+//! the responses of the Pods.
 
 mod answers;
 mod counters;
@@ -20,7 +20,7 @@ use npl_testkit::interrupt;
 
 use crate::report::Report;
 
-/// Demonstrates NodePortLocal on one machine, with the real agent and API server and network namespaces as machines.
+/// Demonstrates NodePortLocal on one machine. Agent and API server are real; network namespaces stand in for machines.
 #[derive(Debug, Parser)]
 #[command(name = "npl-demo")]
 struct Arguments {

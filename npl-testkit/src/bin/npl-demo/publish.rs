@@ -43,8 +43,8 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment) -> Result<Routes> 
     Ok(routes)
 }
 
-/// Waits until a Pod's annotation has an entry for TCP and one for UDP. Returns the entries and the time of the
-/// annotation.
+/// Waits until a Pod's annotation has an entry for TCP and one for UDP. Returns the entries, and the time at which the
+/// watch first delivered the annotation with both entries.
 pub(crate) fn wait_for_route(env: &Environment, pod: &str) -> Result<(Vec<Entry>, std::time::Instant)> {
     let is_complete = |value: Option<&str>| {
         value.and_then(|value| Entry::parse(value).ok()).is_some_and(|entries| entries.len() == 2)

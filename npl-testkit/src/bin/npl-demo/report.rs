@@ -125,7 +125,7 @@ pub(crate) fn milliseconds(time: Duration) -> String {
 fn print(line: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
-        // A closed pipe is no error: the reader has seen enough.
+        // A closed pipe is no error, because the reader, such as `head`, may exit early.
         Err(err) if err.kind() != io::ErrorKind::BrokenPipe => Err(err).context("write to standard output"),
         _written => Ok(()),
     }

@@ -9,7 +9,7 @@ const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
 /// The goal for latencies and CPU times: a request through a mapping takes no more than a request through a Service of
 /// kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
-/// The goal for request rates: through a mapping, at least 95 % of the rate to the Pod's own address.
+/// The goal for request rates: the rate through a mapping is at least 95 % of the rate to the Pod's own address.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
 const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
@@ -21,7 +21,7 @@ pub(super) struct AddressFigures {
     pub(super) busy: Figure,
 }
 
-/// The figures that compare the mapping with each other address of the Pod, on one cluster.
+/// The figures that compare the mapping with every other address of the Pod, on one cluster.
 pub(super) struct ClusterFigures {
     pub(super) own: AddressFigures,
     pub(super) same_node: AddressFigures,
@@ -52,11 +52,11 @@ macro_rules! cluster_figures {
 
 /// kube-proxy in iptables mode.
 pub(super) static IPTABLES: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables");
-/// kube-proxy in iptables mode, with `--forwarding offload`.
+/// The figures with kube-proxy in iptables mode, and with NPL's `--forwarding offload`.
 pub(super) static IPTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables-offload");
 /// kube-proxy in nftables mode.
 pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables");
-/// kube-proxy in nftables mode, with `--forwarding offload`.
+/// The figures with kube-proxy in nftables mode, and with NPL's `--forwarding offload`.
 pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");
 
 /// The time from a Pod object's creation to its address, when many Pods are started at the same time.

@@ -18,7 +18,7 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// The number of turns per round. Each turn sends requests to every address.
 const TURNS: usize = 10;
 
-/// Connections and requests that warm up caches before the measurement.
+/// The number of requests, and of connections, that warm up caches before the measurement.
 const WARM_UP: usize = 20;
 
 /// The results for one address.
@@ -48,7 +48,7 @@ pub(crate) fn measure<const N: usize>(
         // kube-proxy installs its rules shortly after the Pod becomes ready, so the first connections may need several
         // attempts.
         let open =
-            |server| poll::until("connections by every address of the Pod", READY_LIMIT, || tcp::connect(server).ok());
+            |server| poll::until("connections to every address of the Pod", READY_LIMIT, || tcp::connect(server).ok());
         let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
         for (stream, server) in streams.iter().zip(servers) {
             timed(WARM_UP, || ask(stream))?;
@@ -72,7 +72,7 @@ pub(crate) fn measure<const N: usize>(
         }
         Ok(all)
     };
-    client.run(work)?.context("send requests by every address")
+    client.run(work)?.context("send requests to every address of the Pod")
 }
 
 /// Pins all threads of a process, and threads that they start, to the server's processor.

@@ -110,13 +110,13 @@ impl<'a> Environment<'a> {
         in_parallel(names, |name| self.cluster.delete_pod(NAMESPACE, name))
     }
 
-    /// Creates a Service for the Pods of an app, without the annotation that enables node ports, with the target port
-    /// as a number.
+    /// Creates the Service `name` for the Pods whose label `app` has the value `name`. The target port is a number, and
+    /// the annotation that enables node ports is absent.
     pub(crate) fn create_service(&self, name: &str) -> Result<()> {
         self.cluster.create_service(&service(NAMESPACE, name, name))
     }
 
-    /// Waits until all annotations satisfy `wanted` and returns the time of the last change.
+    /// Waits until the annotations of all `pods` satisfy `wanted`, and returns the time of the last change.
     pub(crate) fn wait_for_all(&self, pods: &[String], wanted: impl Fn(Option<&str>) -> bool) -> Result<Instant> {
         let mut last = None;
         for pod in pods {
@@ -131,7 +131,8 @@ impl<'a> Environment<'a> {
     }
 }
 
-/// Returns a Service with one TCP port for the Pods of an app, without the annotation that enables node ports.
+/// Returns a Service with one TCP port for the Pods whose label `app` has the value `app`, without the annotation that
+/// enables node ports.
 pub(crate) fn service(namespace: &str, name: &str, app: &str) -> ServiceObject {
     ServiceObject::new(namespace, name, app, vec![Port::new("http", 80, Protocol::Tcp).to(POD_PORT)])
 }

@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 
 use super::environment::{Environment, LIMIT, NAMESPACE, OTHER_NODE, share_out};
 
-/// The number of connections, equal to an agent's concurrent patches.
+/// The number of connections. An agent also sends at most this number of patches concurrently.
 const CONNECTIONS: usize = 8;
 
-/// Pods of a Node without an agent, and connections for patches.
+/// The client that sends the patches: its connections, and the Pods whose annotations it patches. No agent runs on the
+/// Node of these Pods.
 #[derive(Debug)]
 pub(crate) struct Plain {
     pub(crate) pods: Vec<String>,

@@ -16,10 +16,11 @@ const WATCHES: &str = "npl-watches";
 const READS: &str = "npl-reads";
 const DISPATCHED: &str = "apiserver_flowcontrol_dispatched_requests_total";
 const REJECTED: &str = "apiserver_flowcontrol_rejected_requests_total";
-/// The priority level of all service accounts, so that the schemas do not change how agents are served.
+/// The priority level that the API server uses for service accounts by default. With this level, the schemas do not
+/// change how the API server schedules the agents' requests.
 const LEVEL: &str = "workload-low";
 
-/// The number of requests of all agents since the API server started, by kind.
+/// The number of requests of all agents since [`Requests::count_from_now_on`], by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Requests {
     /// Permission checks, which are POST requests.
@@ -68,7 +69,7 @@ impl Requests {
             let conditions = schema.pointer("/status/conditions")?.as_array()?.len();
             (conditions > 0 && dump().is_some()).then_some(())
         };
-        poll::until("the API server to count requests by account", LIMIT, is_followed).map(drop)
+        poll::until("the API server to count requests by kind", LIMIT, is_followed).map(drop)
     }
 
     /// Returns the current counts.

@@ -18,7 +18,7 @@ use crate::figures::{Figure, Samples, say};
 
 /// The namespace of unrelated Services.
 const OTHERS: &str = "others";
-/// The Service that changes, and its only Pod.
+/// The name of the Service that the bench changes. The Service selects one Pod.
 const CHANGING: &str = "changing";
 /// The number of enabled unrelated Services, which select no Pods.
 const ENABLED: usize = 100;
@@ -74,7 +74,7 @@ impl Others {
     }
 }
 
-/// Returns the agent's CPU time per change of one Service, in milliseconds, per round.
+/// Returns, for each round, the agent's mean CPU time for a change of one Service, in milliseconds.
 fn changes(env: &Environment<'_>, agents: &mut Agents, effort: Effort) -> Result<Vec<f64>> {
     let pid = agents.agent.process().id();
     let mut rounds = Vec::new();
@@ -100,7 +100,8 @@ fn change_target(env: &Environment<'_>, target: u16) -> Result<()> {
     env.cluster.client().merge_patch_unread(&path, &json!({"spec": {"ports": ports}}))
 }
 
-/// The resident memory of an agent that was running while the cluster grew, and of agents that start afterwards.
+/// Measures the resident memory of an agent that was running while the cluster grew, and then of the same agent after
+/// each of several restarts.
 fn resident(
     agents: &mut Agents,
     effort: Effort,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The feed: the time from a Pod's annotation to the first request that a real load balancer sends to the Pod, and the
-//! feed's memory and processor time with many members.
+//! Measures the feed: the time from a Pod's annotation to the first request that a real load balancer sends to the Pod,
+//! and the feed's memory and processor time with many members.
 //!
 //! API server, feed and load balancers are real, and run in one network namespace without NPL's kernel programs. Pods
 //! are objects; echo servers at their node ports answer in their place. The bench writes the annotations as an agent
@@ -69,7 +69,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     })?
 }
 
-/// The time from an annotation to the response to a long poll.
+/// Measures the time from an annotation to the response to a long poll.
 fn long_poll(scene: &mut Scene<'_>) -> Result<Lag> {
     let version = scene.members("")?.version;
     let pod = scene.create_pod()?;
@@ -90,8 +90,8 @@ fn long_poll(scene: &mut Scene<'_>) -> Result<Lag> {
     Ok(lag)
 }
 
-/// The time from a Pod's annotation to the first request that the load balancer sends to the Pod, for each of several
-/// Pods.
+/// Measures, for each of several Pods, the time from the Pod's annotation to the first request that the load balancer
+/// sends to the Pod.
 fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effort: Effort) -> Result<Vec<Lag>> {
     let process = scene.launch(balancer)?;
     let count = if receives == Receives::Pushed { effort.latencies } else { effort.polled };

@@ -65,7 +65,7 @@ pub(super) struct Pod {
     _server: EchoServer,
 }
 
-/// A namespace with the addresses of the Nodes.
+/// Creates the network namespace of the API server, the feed and the load balancers, with the addresses of the Nodes.
 pub(super) fn namespace(run: &Run) -> Result<Netns> {
     let netns = run.netns("feed")?;
     netns.ip("link set lo up")?;

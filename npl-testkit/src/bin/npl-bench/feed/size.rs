@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory and the processor time of a feed with 10 000 members.
+//! Measures the memory and the processor time of a feed with 10 000 members.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;

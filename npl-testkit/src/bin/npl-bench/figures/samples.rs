@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Aim, Figure};
 
-/// The number of values from which a 99th percentile is meaningful.
+/// The smallest number of values for which a 99th percentile is meaningful.
 const ENOUGH_FOR_P99: usize = 50;
 
 /// All measured values, by figure name.

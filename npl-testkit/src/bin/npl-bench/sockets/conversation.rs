@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TCP connections between a client and a Pod, whose ends are threads of this process. Measures the round-trip time of
-//! a request and the throughput.
+//! Measures the round-trip time of requests and the throughput of TCP connections between a client and a Pod. At each
+//! end of a connection, a thread of this process sends or receives.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -49,7 +49,7 @@ impl ModeFigures {
     }
 }
 
-/// Client, Node and Pod. Fields are dropped in declaration order.
+/// A client, a Node with NPL, and a Pod. Fields are dropped in declaration order: first NPL, then the network.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,
@@ -72,7 +72,7 @@ impl Bed {
         Ok(Self { mode, listener, pod_ip: pod.ip(), _ours: ours, topology })
     }
 
-    /// Opens connections to `server` whose congestion windows are already open.
+    /// Opens connections to `server`, and sends data over them, so that their congestion windows are open afterwards.
     fn open(&self, server: SocketAddr, effort: Effort) -> Result<Vec<Conversation>> {
         let client = &self.topology.client().netns;
         let open = |_| Conversation::open(client, server, &self.listener);

@@ -21,8 +21,8 @@ const SECOND: Duration = Duration::from_secs(1);
 pub(super) struct Load {
     /// The agents' requests in the busiest second, including watches.
     pub(super) busiest_second: f64,
-    /// The largest number of concurrent requests of all clients, without watches; the API server keeps each second's
-    /// maximum.
+    /// The largest number of concurrent requests of all clients, without watches. Each read of the API server's metric
+    /// returns the maximum of the last second.
     pub(super) most_at_once: u64,
 }
 

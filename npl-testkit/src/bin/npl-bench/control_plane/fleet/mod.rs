@@ -37,7 +37,7 @@ const FIRST_STARTS: usize = 3;
 /// time.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
-/// The Nodes, and a client for the cluster in the API server's namespace.
+/// A hundred Nodes and their cluster. The client in `cluster` is for threads in the API server's network namespace.
 #[derive(Debug)]
 struct Fleet<'a> {
     run: &'a Run,
