@@ -192,7 +192,7 @@ pub enum UplinkReason {
     BridgesPhysicalPort,
     /// The device is a tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
-    /// The device has an address, and uplinks may be of its kind.
+    /// The device has an address, and a device of this kind may be an uplink.
     IsUplink,
     /// An earlier agent attached the programs. The programs stay attached until the Node's published addresses are
     /// known.
@@ -320,8 +320,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     match device.kind {
         DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
         DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
-        // If both ends of a veth pair are on the Node, as with Cilium's pair, gateway routes through the pair lead to
-        // Pods.
+        // If both ends of a veth pair are on the Node, such as Cilium's `cilium_host` and `cilium_net`, gateway routes
+        // through the pair lead to Pods.
         DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {

@@ -294,8 +294,8 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
 
 /// Checks that a redirect bypasses no qdisc, program or filter of other software on the Pod's device. Replies are
 /// redirected at ingress of the Pod's device. Requests that are redirected to a bridge run through the bridge's egress
-/// hook. Requests that are redirected to a veth or netkit pair bypass the egress hook of the Node's end, because the
-/// Pod's end receives the requests directly.
+/// hook, so the check ignores attachments there. Requests that are redirected to a veth or netkit pair bypass the
+/// egress hook of the Node's end, because the Pod's end receives the requests directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,
