@@ -44,7 +44,8 @@ pub struct Facts {
     pub rights: Option<Rights>,
     /// Whether an agent runs that pins its maps in this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check.
+    /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check;
+    /// `None` if no check has had a result yet.
     pub is_confined: Result<Option<bool>, String>,
     /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
@@ -105,7 +106,7 @@ pub struct Rights {
 pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
-    /// Whether programs are loaded to which the kernel has added speculation barriers.
+    /// Whether the kernel has added speculation barriers to any of the loaded programs.
     pub has_mitigated_programs: bool,
     /// The ifindexes of the devices that have programs for both directions. A device may have been removed since the
     /// programs were attached.
