@@ -245,8 +245,8 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the node port: no Pod holds the node port, and no other Pod holds its number for another
-    /// protocol or family.
+    /// Whether a Pod may claim the node port: the port is in the range, no other process uses it, it has no claim yet,
+    /// and no other Pod has a claim to its number for any protocol or family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -282,9 +282,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the first free number after the cursor, and with the first of `protocols`. The number is
-    /// free for all of `protocols`, and `is_usable` returns true for the number. The search continues after the number
-    /// that was allocated last, so that a freed number is reused as late as possible.
+    /// Returns a frontend with the first free number from the cursor on, and with the first of `protocols`. The number
+    /// is free for all of `protocols`, and `is_usable` returns true for the number. The search continues after the
+    /// number that was allocated last, so that a freed number is reused as late as possible.
     ///
     /// If all free ports have received packets recently, returns the port whose traffic ended first: a client that
     /// sends to every port must not prevent Pods from getting node ports.
