@@ -12,8 +12,8 @@ use super::{
     view::{AgentView, WatchView},
 };
 
-/// If a watch has been failing for a shorter time than this, in milliseconds, the finding is only a notice, because the
-/// connection may just be interrupted.
+/// If a watch has been failing for less than this time, in milliseconds, the finding is a notice and no risk, because
+/// the failure may be a brief interruption of the connection.
 const INTERRUPTION_MILLIS: u64 = 30_000;
 /// A watch that receives no data for this time, in milliseconds, counts as a fault. A working watch is renewed every
 /// four minutes, and the API server sends bookmarks in between.
@@ -264,8 +264,8 @@ fn of_kernel(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
     for (device, programs) in facts.programs_ahead {
         let programs = programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         let text = format!(
-            "on device {device}, {programs} of other software runs ahead of NPL's program, and may prevent it from \
-             running"
+            "on device {device}, programs of other software run ahead of NPL's program, and may prevent NPL's program \
+             from running: {programs}"
         );
         findings.push(risk(text, pages::PROGRAM_AHEAD));
     }
