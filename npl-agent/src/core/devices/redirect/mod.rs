@@ -216,8 +216,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // Either both directions of a flow are redirected, or none of them. All uplinks are checked, because a reply may
-    // leave through another uplink than the one on which its request arrived.
+    // Either both directions of a flow are redirected, or neither direction is. All uplinks are checked, because a
+    // reply may leave through another uplink than the one on which its request arrived.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
@@ -247,8 +247,8 @@ fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
-/// Whether a redirect at this uplink bypasses no program or filter of other software. An uplink that redirects no
-/// packets bypasses none.
+/// Whether a redirect at this uplink bypasses no program or filter of other software. This is also the case if the
+/// programs for the uplink redirect no packets.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
