@@ -109,7 +109,7 @@ pub enum Field {
     State,
     /// The status bits of the connection in kernel conntrack: `ct status`.
     Status,
-    /// A number of bytes of the IP header.
+    /// Some consecutive bytes of the IP header.
     Header {
         /// The offset of the first byte in the IP header.
         offset: usize,
@@ -139,7 +139,7 @@ pub const STATUS_DNAT: u32 = 1 << 5;
 const KUBE_PROXY_MARK: u32 = 0x4000;
 /// The maximum depth of nested jumps that the kernel accepts.
 const MAX_DEPTH: usize = 16;
-/// The maximum number of Pods for which the rules are evaluated.
+/// The maximum number of Pods of each IP family for which the rules are evaluated.
 const SAMPLES: usize = 3;
 /// The maximum number of ports of each Pod for which the rules are evaluated.
 const PORTS: usize = 4;

@@ -123,7 +123,7 @@ pub struct DatapathFacts {
     pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The forwarding mode in which the programs redirect packets; `None` if the host's stack forwards all packets.
     pub forwarding: Option<Forwarding>,
-    /// Whether the agent does not redirect packets in spite of `--forwarding redirect`, because a policy engine filters
+    /// Whether the agent redirects no packets in spite of `--forwarding redirect`, because a policy engine filters
     /// packets.
     pub is_redirect_refused: bool,
 }

@@ -41,7 +41,8 @@ enum Publication {
     /// No write is needed now: annotation and gate are right for the Pod's present state, a write is in flight, or the
     /// Pod does not exist any more.
     Settled,
-    /// A write is needed, but a precondition is not met yet.
+    /// A write may be needed, but is not sent yet: the Pod has kernel operations in this pass, or a delay of writes to
+    /// the Pod has not ended.
     Waiting,
     /// The Pod needs this write now.
     Needs(PodUid, PodWrite),
