@@ -242,7 +242,7 @@ fn a_restored_store_replaces_all_known_pods() {
     world.state.apply(Change::StoreRestored);
     world.list();
     world.settle();
-    assert_eq!(world.published(&key("a/p")).len(), 1, "the restored Pod has lost its annotation");
+    assert_eq!(world.published(&key("a/p")).len(), 1, "the backup has no annotation, so the agent must write it again");
     assert!(!world.state.mappings().any(|mapping| mapping.pod == Some(&key("a/q")) && mapping.backend.is_some()));
 }
 
