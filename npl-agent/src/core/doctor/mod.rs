@@ -191,7 +191,7 @@ pub enum State {
     Ok,
     /// Some traffic, or an optional feature, does not work.
     Warning,
-    /// Node ports of the Node do not work.
+    /// Node ports do not work, at least those of some Pods, or for some clients.
     Failed,
     /// The check could not read the facts that it needs.
     Unknown,

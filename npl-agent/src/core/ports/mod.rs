@@ -26,8 +26,8 @@ pub(in crate::core) struct Owner {
 pub enum Phase {
     /// A Service requests the Pod port for which the node port is allocated.
     Active,
-    /// No Service requests the Pod port any more; the mapping translates until load balancers have had time to stop
-    /// using it.
+    /// No Service requests the Pod port any more, or the Pod port has another node port. The mapping translates until
+    /// load balancers have had time to stop using the node port.
     Draining {
         /// The time at which the drain ends; `None` while an annotation may still name the node port.
         until: Option<Moment>,
@@ -119,7 +119,7 @@ impl Claim {
 pub struct PortUsage {
     /// Node ports whose Pod port a Service requests.
     pub active: usize,
-    /// Node ports whose Pod port no Service requests any more, and that stay mapped until the drain ends.
+    /// Node ports that are withdrawn from their Pod port, and that stay mapped until the drain ends.
     pub draining: usize,
     /// Node ports that cannot be allocated yet, because clients may still send packets to them.
     pub quarantined: usize,

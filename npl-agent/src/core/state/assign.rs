@@ -88,7 +88,8 @@ struct Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Updates the desired mappings of the Pod's claims, and drains claims whose Pod port no Service requests any more.
+    /// Updates the desired mappings of the Pod's claims. Drains each claim whose Pod port needs no node port any more,
+    /// and ends the mappings of a finished Pod without a drain.
     fn update_claims(&mut self) {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
             self.touched.push(frontend);

@@ -24,7 +24,8 @@ const OVERDUE_MILLIS: u64 = 5_000;
 /// A map counts as nearly full if at least this percentage of its elements is in use.
 const NEARLY_FULL_PERCENT: usize = 90;
 
-/// The verdict of the command `status` on a Node.
+/// The verdict of a command such as `status` on a Node. The commands `why` and `kubectl npl test` have the same
+/// verdicts on Pods, Services and the cluster.
 ///
 /// The variants are in ascending order of precedence: the verdict on several Nodes is the greatest of their verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ pub enum HealthVerdict {
 }
 
 impl HealthVerdict {
-    /// The exit code of the command `status` for this verdict.
+    /// The exit code of a command with this verdict.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Healthy => 0,

@@ -166,11 +166,13 @@ pub enum RedirectRefusal {
     HasGateway,
     /// A qdisc of the device shapes or polices traffic, and a redirect would bypass the qdisc.
     HasLimit,
-    /// The device has programs or filters of other software, which a redirect would bypass.
+    /// The device has programs or filters of other software, which a redirect would bypass; or the device is a netkit
+    /// device whose policy drops every packet that no program accepts.
     HasFilters,
     /// The device belongs to Cilium, which forwards the packets of its Pods by its own programs.
     ForwardedByCilium,
-    /// A policy engine filters packets in netfilter, which a redirect would bypass.
+    /// A policy engine filters packets in netfilter, which a redirect would bypass; or netfilter's rules cannot be
+    /// read, so the Node may have a policy engine of this kind.
     NetworkPolicy,
     /// On an uplink, ingress programs or filters of other software run after NPL's program, and a redirect would bypass
     /// those programs and filters.

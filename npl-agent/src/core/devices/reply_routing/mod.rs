@@ -229,8 +229,8 @@ impl ReplyRoutes {
     }
 
     /// Returns the problem and the addresses of the affected Pods, or of the Node. `are_marked` is whether the nftables
-    /// guard sets all marks in [`Self::markings`]. With `--forwarding redirect`, there is no problem: the kernel routes
-    /// redirected replies by the Node's address.
+    /// guard sets, or is enabled to set, the marks in [`Self::markings`]. With `--forwarding redirect`, there is no
+    /// problem: the kernel routes redirected replies by the Node's address.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None
