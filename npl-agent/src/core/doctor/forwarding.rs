@@ -88,8 +88,9 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
     off.finding(&names, family, &uplinks, need)
 }
 
-/// Whether the kernel forwards packets that arrive on a device. If the device has no setting of its own, the global
-/// setting `is_on` decides.
+/// Whether the kernel forwards packets that arrive on a device. For IPv4, the device's own setting decides; for IPv6,
+/// the device's own setting or the global setting `is_on` is sufficient. If the device's own setting is not known, the
+/// global setting decides.
 fn forwards(of_device: Option<&Setting>, family: Family, is_on: bool) -> bool {
     match (of_device, family) {
         (Some(Setting::Is(value)), Family::V4) => value != "0",
