@@ -181,7 +181,7 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium (if it replaces kube-proxy)",
         &[Name::Device(CILIUM_HOST)],
         Tested::ByHand,
-        "Services of type NodePort and host ports work together with node ports of NPL",
+        "Cilium continues to serve NodePort Services and host ports; node ports of NPL work beside them",
     ),
 ];
 

@@ -61,7 +61,8 @@ pub enum GateReason {
     Published,
     /// No Service requests node ports for the Pod, or no requested node port can be served.
     NoNodePorts,
-    /// Some of the requested node ports are published. For each of the rest, an Event states why it is not published.
+    /// Some or all of the requested node ports are published. For each port that is not published, or not served as
+    /// requested, an Event states why.
     PartlyPublished,
 }
 
@@ -84,8 +85,8 @@ impl GateReason {
                  Event states why its ports are not served"
             }
             Self::PartlyPublished => {
-                "the Pod's containers are ready, and some of its node ports are published: an Event states why the others \
-                 are not served"
+                "the Pod's containers are ready, and its node ports are published, except those for which an Event \
+                 states why they are not served"
             }
         }
     }

@@ -141,7 +141,7 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     assert_reported(&world, key, "warning", "docs/troubleshoot.md");
     node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
     world.wait_for_log("marks connections to mappings");
-    assert_ok(&world, key, "nftables table inet npl marks their connections");
+    assert_ok(&world, key, "nftables table inet npl marks connections to the mappings of these Pods");
     world.agent().kill().unwrap();
     node.nft("delete table inet npl").unwrap();
     assert_reported(&world, key, "warning", "--nft-guard");

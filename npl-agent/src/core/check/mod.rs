@@ -37,7 +37,7 @@ pub enum Kind {
     Stale,
     /// The annotation names an address that the Pod's Node does not have.
     WrongAddress,
-    /// The annotations of two Pods name the same node address, node port and protocol.
+    /// The annotations of two or more Pods name the same node address, node port and protocol.
     Duplicate,
     /// The value of the Pod's annotation cannot be decoded.
     Unreadable,

@@ -199,8 +199,8 @@ fn is_own(filter: &TcFilter, programs: &[&str]) -> bool {
     !filter.is_header() && (has_name || owner == Some(AttachmentOwner::Npl))
 }
 
-/// Whether a qdisc has no filter once NPL's filters are removed. The kernel removes the entry of a priority together
-/// with the last filter of the priority.
+/// Whether the device still exists, and its clsact qdisc has no filter once NPL's filters are removed. The kernel
+/// removes the entry of a priority together with the last filter of the priority.
 fn becomes_unused(ifindex: u32, state: &KernelState, own: &[&TcFilter]) -> bool {
     let mut others = state.filters.iter().filter(|filter| filter.ifindex == ifindex && !own.contains(filter));
     let is_header_of_own =

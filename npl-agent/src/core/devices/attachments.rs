@@ -11,7 +11,7 @@ const MAJOR: u16 = 0x4e50;
 /// The base of the minor numbers of filter handles: the minor number for ABI version N is this number plus N modulo
 /// 255.
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle. No ABI version has a greater minor number.
+/// The minor number of the temporary filter's handle, which is greater than the minor number of every ABI version.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle, as major and minor number, of a temporary filter. The temporary filter translates packets while the
 /// agent moves NPL's filter ahead of the filters of other software.

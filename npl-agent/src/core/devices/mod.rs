@@ -155,13 +155,13 @@ impl Direction {
     }
 }
 
-/// On how many of the chosen devices NPL's programs are attached, and on how many they are not.
+/// The number of uplinks with NPL's programs, and the number of uplinks without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
-    /// The number of chosen devices on which the programs are attached.
+    /// The number of uplinks to which the programs are attached.
     pub attached: usize,
-    /// The number of chosen devices on which attaching failed, or whose link layer the programs do not support. The
-    /// agent tries again at each survey of the devices.
+    /// The number of uplinks to which the programs could not be attached, and of devices that clients may use although
+    /// the programs do not support their link layer. The agent tries again at each survey of the devices.
     pub failed: usize,
 }
 
@@ -192,7 +192,7 @@ pub enum UplinkReason {
     BridgesPhysicalPort,
     /// The device is a tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
-    /// The device has an address, and uplinks may be of its kind.
+    /// The device has an address, and a device of this kind may be an uplink.
     IsUplink,
     /// An earlier agent attached the programs. The programs stay attached until the Node's published addresses are
     /// known.
@@ -254,8 +254,7 @@ impl UplinkReason {
         !matches!(self, Self::IsTunnel)
     }
 
-    /// Whether a former uplink remains an uplink for a grace period if this is the reason why the device is no longer
-    /// an uplink.
+    /// Whether a device that stops being an uplink for this reason is still treated as an uplink for a grace period.
     pub const fn has_grace_period(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
@@ -320,8 +319,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     match device.kind {
         DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
         DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
-        // If both ends of a veth pair are on the Node, as with Cilium's pair, gateway routes through the pair lead to
-        // Pods.
+        // If both ends of a veth pair are on the Node, such as Cilium's `cilium_host` and `cilium_net`, gateway routes
+        // through the pair lead to Pods.
         DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {
@@ -336,9 +335,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. The published addresses that a device has come first. The
-/// unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are excluded because
-/// kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
+/// The addresses on which node ports answer, by priority. First are the published addresses, except those that no
+/// device has. The unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are
+/// excluded because kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

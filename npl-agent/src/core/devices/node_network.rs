@@ -38,7 +38,7 @@ impl PodRoutes {
         (self.known, self.routes) = (known, routes);
     }
 
-    /// Adds the routes to Pod addresses that had not been looked up before.
+    /// Adds the routes to Pod addresses whose routes were not looked up before.
     pub fn add(&mut self, known: BTreeSet<IpAddr>, routes: BTreeMap<IpAddr, Route>) {
         self.known.extend(known);
         self.routes.extend(routes);
@@ -140,7 +140,7 @@ mod tests {
             device(DeviceKind::Bridge, &["10.244.1.1"]),
             device(DeviceKind::Tunnel, &["10.244.1.0"]),
             device(DeviceKind::Tunnel, &[NODE_IP]),
-            // `antrea-gw0` and `ovn-k8s-mp0` are ports of Open vSwitch.
+            // The device is a CNI's port of Open vSwitch, such as `antrea-gw0` or `ovn-k8s-mp0`.
             device(DeviceKind::Other, &["10.244.1.1"]),
         ];
         for device in table {

@@ -82,7 +82,7 @@ pub struct NodeNetwork<'a> {
     pub conntrack: ConntrackSettings,
     /// Whether XDP programs can process multi-buffer frames.
     pub has_xdp_frags: bool,
-    /// Whether the kernel needs TC programs to be attached as filters, as before Linux 6.6.
+    /// Whether TC programs are attached as filters, because the kernel has no TCX (before Linux 6.6).
     pub are_filters: bool,
     /// The names of netfilter's tables and chains, or the error of reading them; `None` if no decision depends on the
     /// names.
@@ -110,22 +110,22 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// By device: the programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
-    /// The policy engines that make the agent refuse redirect, or the error that prevents the agent from determining
-    /// them.
+    /// The names of the policy engines because of which the agent refuses redirect, or the error of reading the rules
+    /// by which the agent recognizes policy engines; `None` if redirect is not refused.
     pub redirect_refused_by: Option<String>,
     /// The programs and next hops that result from the decisions.
     pub plan: DevicePlan,
 }
 
-/// Makes all decisions about devices. Stores grace periods and the drivers that rejected XDP, because the next
-/// decisions depend on them.
+/// Makes all decisions about devices. Stores grace periods, failures to attach the XDP program, and moves of filters,
+/// because the next decisions depend on them.
 #[derive(Debug)]
 pub struct DevicePlanner {
     policy: DevicePolicy,
     address_grace: GracePeriods<IpAddr>,
     device_grace: GracePeriods<u32>,
-    /// By ifindex: the devices whose driver rejected the XDP program, each with the link's properties at the time of
-    /// the rejection.
+    /// By ifindex: the devices to which the XDP program could not be attached, each with the link's properties at that
+    /// time and the reason.
     refused: BTreeMap<u32, (LinkFacts, XdpReason)>,
     filter_order: FilterOrder,
 }
@@ -198,7 +198,8 @@ impl DevicePlanner {
         }
     }
 
-    /// Returns the Node's addresses. Includes an address that has disappeared while its grace period lasts.
+    /// Returns the addresses on which node ports answer. An address that has disappeared stays in the result until its
+    /// grace period ends.
     fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
         let mut wanted = local_addresses(network.devices, network.node_ips);
         let present = wanted.iter().copied().collect();
@@ -229,8 +230,8 @@ impl DevicePlanner {
         decisions.into_iter().map(decide).collect()
     }
 
-    /// Decides whether XDP translates the requests on a device. If the driver has rejected the XDP program, the agent
-    /// attaches the program again only if the device has changed, or if the reason for the rejection may be temporary.
+    /// Decides whether XDP translates the requests on a device. If the XDP program could not be attached before, the
+    /// agent tries again only if the properties of the link have changed, or if the reason may be temporary.
     fn decide_xdp(&self, device: &Device, has_frags: bool) -> XdpDecision {
         let decision = xdp::plan(device, self.policy.attach, self.policy.forwarding, has_frags);
         match self.refused.get(&device.ifindex) {

@@ -77,7 +77,10 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     // The finding is not a warning, because the doctor does not know whether Pods use the device. A Pod that uses the
     // device has an Event.
     let shims = shims.join("; ");
-    Finding::ok(key, format!("macvlan or ipvlan: {shims}: Pods behind these get no node port (Event PodOnNodeNetwork)"))
+    Finding::ok(
+        key,
+        format!("macvlan or ipvlan: {shims}: Pods behind these devices get no node port (Event PodOnNodeNetwork)"),
+    )
 }
 
 /// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
@@ -158,14 +161,14 @@ mod tests {
         let key = "node_network";
         check(&[
             (|it| it.devices = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
-            // A virtual machine's macvtap device leads to no Pod.
+            // A device without an address, such as a virtual machine's macvtap device, leads to no Pod.
             (|it| add_shim(it, &[]), key, State::Ok, "no macvlan or ipvlan device", ""),
         ]);
         let mut facts = well();
         add_shim(&mut facts, &["192.0.2.11"]);
         let finding = super::node_network(&facts);
         assert_eq!(finding.state, State::Ok);
-        assert!(finding.found.contains("shim on eth0: Pods behind these get no node port"), "{finding:?}");
+        assert!(finding.found.contains("shim on eth0: Pods behind these devices get no node port"), "{finding:?}");
     }
 
     const KEY: &str = "devices";

@@ -3,8 +3,8 @@
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
 //! The check evaluates the rules for a translated request, as far as the request's fields are known. The check warns
-//! about a chain only if a drop or reject rule certainly matches, and no preceding rule may accept the request. A chain
-//! that may drop the request is only named.
+//! about a chain only if the chain certainly drops or rejects the request. For a chain that possibly does so, the
+//! finding names the chain and is no warning.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -109,7 +109,7 @@ pub enum Field {
     State,
     /// The status bits of the connection in kernel conntrack: `ct status`.
     Status,
-    /// A number of bytes of the IP header.
+    /// Some consecutive bytes of the IP header.
     Header {
         /// The offset of the first byte in the IP header.
         offset: usize,
@@ -139,7 +139,7 @@ pub const STATUS_DNAT: u32 = 1 << 5;
 const KUBE_PROXY_MARK: u32 = 0x4000;
 /// The maximum depth of nested jumps that the kernel accepts.
 const MAX_DEPTH: usize = 16;
-/// The maximum number of Pods for which the rules are evaluated.
+/// The maximum number of Pods of each IP family for which the rules are evaluated.
 const SAMPLES: usize = 3;
 /// The maximum number of ports of each Pod for which the rules are evaluated.
 const PORTS: usize = 4;
@@ -279,8 +279,8 @@ impl ForwardChains {
             }
             (End::Open, _) if base.drops_by_default => ("drops", "by default (policy drop)".to_owned()),
             (End::Open | End::Accepted, _) => {
-                let how = format!("by a rule{}, depending on", of_chain(walk.may_refuse_in?));
-                return Some(Refusal::Possible(format!("{how} conditions that this check does not evaluate")));
+                let how = format!("by a rule{}, if conditions hold", of_chain(walk.may_refuse_in?));
+                return Some(Refusal::Possible(format!("{how} that this check does not evaluate")));
             }
         };
         Some(if walk.may_accept {
@@ -599,7 +599,7 @@ mod tests {
         };
         let unclear = |verdict| rule(vec![Condition::unclear()], verdict);
         let conditional = found(vec![unclear(Verdict::Refuse)]);
-        let words = "chain fwd of nftables table inet fw may drop requests by a rule, depending on conditions";
+        let words = "chain fwd of nftables table inet fw may drop requests by a rule, if conditions hold";
         assert!(conditional.contains(words), "{conditional}");
         let excepted = found(vec![unclear(Verdict::Accept), rule(Vec::new(), Verdict::Refuse)]);
         let words = "may drop requests by a rule, unless an earlier rule accepts them";

@@ -88,8 +88,9 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
     off.finding(&names, family, &uplinks, need)
 }
 
-/// Whether the kernel forwards packets that arrive on a device. If the device has no setting of its own, the global
-/// setting `is_on` decides.
+/// Whether the kernel forwards packets that arrive on a device. For IPv4, the device's own setting decides; for IPv6,
+/// the device's own setting or the global setting `is_on` is sufficient. If the device's own setting is not known, the
+/// global setting decides.
 fn forwards(of_device: Option<&Setting>, family: Family, is_on: bool) -> bool {
     match (of_device, family) {
         (Some(Setting::Is(value)), Family::V4) => value != "0",
@@ -170,7 +171,7 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
 }
 
 /// Replaces member devices of VRFs by all VRFs of the Node: for a packet that arrives on a member, the kernel uses the
-/// settings of the member's VRF, and [`Device`] does not contain which VRF this is.
+/// settings of the member's VRF, and [`Device`] does not state the VRF of a member.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));
@@ -250,7 +251,7 @@ mod tests {
             (turn_v4_off, V4, State::Failed, "net.ipv4.ip_forward=0", "set net.ipv4.ip_forward=1"),
             (|it| it.sysctls.ip_forward = Setting::Missing, V4, State::Unknown, "no net.ipv4.ip_forward", "/proc"),
             (|it| it.sysctls.ip_forward = Setting::Unreadable("why".to_owned()), V4, State::Unknown, "why", "as root"),
-            // Before the first mapping, the check assumes that Pods have addresses of the Node's first family.
+            // Before the first mapping, the check assumes that Pods have IPv4 addresses, as the Node does.
             (
                 |it| {
                     pinned(it).mappings.clear();

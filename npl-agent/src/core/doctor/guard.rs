@@ -71,7 +71,10 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
              table's uplink with --node-ip",
         ),
         None if routes.marked.is_empty() => Finding::ok(key, found),
-        None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
+        None => Finding::ok(
+            key,
+            format!("{found}; nftables table inet npl marks connections to the mappings of these Pods"),
+        ),
         Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
             key,
             format!("{found}; without a rule that routes marked replies through an uplink: {}", unmarked.len()),
@@ -158,7 +161,7 @@ mod tests {
                 },
                 KEY,
                 State::Ok,
-                "own: 1; nftables table inet npl marks their connections",
+                "own: 1; nftables table inet npl marks connections to the mappings of these Pods",
                 "",
             ),
             (

@@ -36,10 +36,10 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
         return Finding::ok(key, format!("mounted at {path}"));
     }
     let advice = format!(
-        "the agent cannot start and no node port is served: mount one (`mount -t bpf bpf {path}`) or name another \
-         with --bpffs"
+        "the agent cannot start and no node port is served: mount a BPF file system (`mount -t bpf bpf {path}`), or \
+         name the directory of a mounted one with --bpffs"
     );
-    Finding::failed(key, format!("none at {path}"), advice)
+    Finding::failed(key, format!("no BPF file system is mounted at {path}"), advice)
 }
 
 /// Checks the capabilities of this process. In the agent's container, this process has the agent's capabilities.
@@ -53,8 +53,8 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
             return Finding::ok(key, "held");
         }
         let advice = format!(
-            "an agent without this capability cannot load or attach programs, so no node port is served: run it as \
-             uid 0 with {name} (deploy/npl.yaml grants it)"
+            "an agent without this capability cannot load or attach programs, so no node port is served: run the \
+             agent as uid 0 with {name} (deploy/npl.yaml grants it)"
         );
         Finding::failed(key, "this process does not have the capability", advice)
     };
@@ -179,8 +179,8 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     Finding::warning(key, found, "no node port is served: start the agent")
 }
 
-/// Whether all devices with programs are tunnels to other Nodes. The kernel does not show the Node's published
-/// addresses, so the answer ignores them.
+/// Whether the programs are attached to devices, and all these devices are tunnels to other Nodes, that is, tunnels
+/// without a default route. The kernel does not show the Node's published addresses, so the answer ignores them.
 fn has_only_tunnels(datapath: &DatapathFacts, devices: &[Device]) -> bool {
     let mut attached = devices.iter().filter(|device| datapath.attached_devices.contains(&device.ifindex)).peekable();
     attached.peek().is_some() && attached.all(|device| device.kind == DeviceKind::Tunnel && !device.has_default_route)
@@ -206,7 +206,7 @@ pub(super) fn local_clients(facts: &Facts) -> Finding {
         None => Finding::warning(
             key,
             "no cgroup v2 hierarchy is mounted",
-            format!("{MEANING}: mount one (`mount -t cgroup2 cgroup2 DIR`) and name it with --cgroup"),
+            format!("{MEANING}: mount it (`mount -t cgroup2 cgroup2 DIR`) and name DIR with --cgroup"),
         ),
         Some(path) if facts.is_installed() => Finding::warning(
             key,

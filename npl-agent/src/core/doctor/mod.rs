@@ -44,7 +44,8 @@ pub struct Facts {
     pub rights: Option<Rights>,
     /// Whether an agent runs that pins its maps in this BPF file system.
     pub is_agent_running: bool,
-    /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check.
+    /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check;
+    /// `None` if no check has had a result yet.
     pub is_confined: Result<Option<bool>, String>,
     /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
@@ -105,7 +106,7 @@ pub struct Rights {
 pub struct DatapathFacts {
     /// Whether any map or program is pinned.
     pub is_installed: bool,
-    /// Whether programs are loaded to which the kernel has added speculation barriers.
+    /// Whether the kernel has added speculation barriers to any of the loaded programs.
     pub has_mitigated_programs: bool,
     /// The ifindexes of the devices that have programs for both directions. A device may have been removed since the
     /// programs were attached.
@@ -122,7 +123,7 @@ pub struct DatapathFacts {
     pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The forwarding mode in which the programs redirect packets; `None` if the host's stack forwards all packets.
     pub forwarding: Option<Forwarding>,
-    /// Whether the agent does not redirect packets in spite of `--forwarding redirect`, because a policy engine filters
+    /// Whether the agent redirects no packets in spite of `--forwarding redirect`, because a policy engine filters
     /// packets.
     pub is_redirect_refused: bool,
 }
@@ -190,7 +191,7 @@ pub enum State {
     Ok,
     /// Some traffic, or an optional feature, does not work.
     Warning,
-    /// Node ports of the Node do not work.
+    /// Node ports do not work, at least those of some Pods, or for some clients.
     Failed,
     /// The check could not read the facts that it needs.
     Unknown,

@@ -47,7 +47,7 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
             key,
             format!("{TCP_BE_LIBERAL}=0"),
             format!(
-                "only --forwarding offload needs this setting, and without it offloads no flow: set \
+                "only --forwarding offload needs this setting; without it, no flow is offloaded: set \
                  {TCP_BE_LIBERAL}=1, or start kube-proxy with --conntrack-tcp-be-liberal"
             ),
         ),
@@ -90,8 +90,9 @@ fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
     }
 }
 
-/// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. NPL does not allocate
-/// the `nodePort`s of Services, but an operator who reserves NPL's port range may forget to reserve these ports, too.
+/// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. Mappings do not need
+/// this. The doctor checks it because an operator who reserves NPL's port range may forget to reserve the ports of
+/// Services, too.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(ephemeral) = ephemeral_ports(sysctls) else {
@@ -104,8 +105,9 @@ pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     Finding::warning(
         key,
         found,
-        "connections of the Node may take ports of Services of type NodePort, and clients cannot reach these Services \
-         then: add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the cluster's --service-node-port-range",
+        "connections of the Node may use ports of Services of type NodePort as source ports; clients then cannot reach \
+         these Services: add 30000-32767 to net.ipv4.ip_local_reserved_ports, or the range of the cluster's \
+         --service-node-port-range if that flag is set",
     )
 }
 

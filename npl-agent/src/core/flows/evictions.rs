@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn entries_that_are_missing_from_a_full_table_were_evicted() {
         let mut estimate = EvictionEstimate::default();
-        assert_eq!(estimate.observe(sweep(90, 10, 1000, 5), CAPACITY), 0, "the first sweep has nothing to compare");
+        assert_eq!(estimate.observe(sweep(90, 10, 1000, 5), CAPACITY), 0, "an estimate needs two sweeps");
         // 80 entries were left, 50 were added, and 10 were removed with a mapping: 120 entries are expected, but 20 of
         // them are missing.
         assert_eq!(estimate.observe(sweep(100, 0, 1050, 15), CAPACITY), 20);

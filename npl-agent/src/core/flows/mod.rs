@@ -18,8 +18,8 @@ pub const fn is_crowded(flows: usize, capacity: usize) -> bool {
     flows > capacity / 2
 }
 
-/// Whether an entry of the flow table has timed out. `protocol` is a number of [`npl_common::mapping::protocol`], `now`
-/// is nanoseconds of the clock of [`FlowState::last_seen_ns`].
+/// Whether an entry of the flow table has timed out. `protocol` is a number of [`npl_common::mapping::protocol`].
+/// `now` is the time in nanoseconds, by the same clock as [`FlowState::last_seen_ns`].
 pub fn is_expired(protocol: u8, flow: &FlowState, now: u64, is_crowded: bool) -> bool {
     let silence = Event::Silence { ns: now.saturating_sub(flow.last_seen_ns), protocol, is_crowded };
     step(State::established(flow.client_tcp_flags, flow.pod_tcp_flags), silence).1 == Action::Remove

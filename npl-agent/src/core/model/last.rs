@@ -65,7 +65,11 @@ mod tests {
         assert_eq!(last.update_entries(all(&[(1, 1), (2, 2)])), all(&[(1, 1), (2, 2)]));
         assert_eq!(last.update_entries(all(&[(1, 1), (2, 3)])), all(&[(2, 3)]));
         assert_eq!(last.update_entries(all(&[(1, 1)])), all(&[]));
-        assert_eq!(last.update_entries(all(&[(1, 1), (2, 3)])), all(&[(2, 3)]), "an entry that returns is new");
+        assert_eq!(
+            last.update_entries(all(&[(1, 1), (2, 3)])),
+            all(&[(2, 3)]),
+            "an entry that was absent counts as new when it returns"
+        );
     }
 
     #[test]

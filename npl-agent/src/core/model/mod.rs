@@ -132,7 +132,8 @@ impl FromStr for Protocol {
     }
 }
 
-/// A port of the Node that NPL allocates, in host byte order, never 0.
+/// A port number of the Node in host byte order, never 0: a node port that NPL allocates, a `nodePort` of a Service, or
+/// a `hostPort`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodePort(pub u16);

@@ -68,8 +68,8 @@ struct NodePortService {
     node_ports: BTreeSet<NodePort>,
 }
 
-/// A Pod's claim to an IP address. A newer claim is greater than an older claim; [`Snapshot::holder`] chooses the Pod
-/// with the greatest claim.
+/// A Pod's claim to an IP address. A newer claim is greater than an older claim. [`Snapshot::holder`] compares the
+/// claims of Pods with the same address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
     /// How often the API server's store had been restored before the first event in which the Pod has the address.
@@ -166,7 +166,8 @@ impl Snapshot {
     ///
     /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the two
     /// Pods is terminating, the Pod that is not terminating holds the address. Otherwise, the Pod with the newest claim
-    /// holds the address, because the kubelet reports an address after the CNI assigned it.
+    /// holds the address: the kubelet reports an address only after the CNI has assigned it, so the Pod of an older
+    /// claim has lost the address.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));

@@ -22,7 +22,7 @@ impl<K> Default for Throttles<K> {
 
 impl<K: Ord> Throttles<K> {
     /// Asks whether a line of this kind may be logged. Returns the number of lines of this kind that were suppressed
-    /// since the last logged one; `None` if the last one was logged less than a minute ago.
+    /// since the last logged line; `None` if the last line was logged less than a minute ago.
     pub fn acquire(&mut self, kind: K, now: Moment) -> Option<u64> {
         match self.last.get_mut(&kind) {
             Some((at, left_out)) if now < at.plus(INTERVAL) => {

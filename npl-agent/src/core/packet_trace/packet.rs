@@ -15,7 +15,7 @@ const FLAGS: [(u8, char); 8] =
 const TCP_FLAGS: usize = 13;
 /// The length of an ICMP header in bytes.
 const ICMP_HEADER: usize = 8;
-/// The types of ICMP errors (RFC 792) and of `ICMPv6` errors (RFC 4443), after the protocol's IANA number.
+/// The types of ICMP errors (RFC 792) and of `ICMPv6` errors (RFC 4443), each list with the protocol's IANA number.
 const ERRORS: [(u8, &[u8]); 2] = [(1, &[3, 4, 5, 11, 12]), (58, &[1, 2, 3, 4])];
 
 /// Addresses, ports and flags of a packet.

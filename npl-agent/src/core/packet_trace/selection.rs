@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Selects packets by client, Pod, node port and protocol. A filter in the programs may select too many packets, so the
-//! agent then compares each packet exactly.
+//! Selects packets by client, Pod, node port and protocol. The filter in the programs may also select packets that do
+//! not meet all conditions, so the command checks each recorded packet again.
 
 use std::{iter, net::IpAddr};
 
@@ -69,8 +69,9 @@ impl PacketSelection {
         })
     }
 
-    /// Whether a packet, in its form before or after the program, has the client as source or destination, and also one
-    /// of the endpoints. For an ICMP error, the quoted packet is compared.
+    /// Whether a packet meets all conditions: the client is its source or destination, one of the endpoints is its
+    /// source or destination, and the protocol is the wanted one. Each condition may be met by the packet before or
+    /// after the program ran. For an ICMP error, the quoted packet is compared.
     pub fn admits(&self, before: &Packet, after: Option<&Packet>) -> bool {
         let packets = || iter::once(before).chain(after).map(|packet| packet.quoted.as_deref().unwrap_or(packet));
         let has_end = |is_wanted: &dyn Fn(&Packet, IpAddr, Option<u16>) -> bool| {

@@ -22,7 +22,8 @@ pub enum Hook {
 /// The verdict of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramVerdict {
-    /// The program passed the packet unchanged, because no mapping can match it.
+    /// The program passed the packet unchanged and counted no reason: by its addresses and ports, the packet cannot
+    /// belong to a mapping.
     Unrelated,
     /// The program passed the packet unchanged, for the reason in [`Step::reason`].
     Passed,

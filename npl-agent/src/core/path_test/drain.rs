@@ -21,8 +21,9 @@ impl fmt::Display for Elapsed {
 const LATE: Elapsed = Elapsed(15_000);
 
 /// Returns the row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was
-/// published before the withdrawal. If the withdrawal was seen only after the drain, the result is unknown, because
-/// the time includes the test's own requests to the API server.
+/// published before the withdrawal, and `is_left` is whether the annotation still names a node port. If the withdrawal
+/// was seen only after the drain, the result is unknown, because the time includes the test's own requests to the API
+/// server.
 pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elapsed, drain: Elapsed) -> Row {
     let (result, detail) = match (was_published, is_left) {
         (true, false) if elapsed > drain.max(LATE) => {
@@ -77,8 +78,10 @@ pub struct DrainEnd {
     pub latest: Elapsed,
 }
 
-/// The result of a new connection, which must be answered if the request was sent during the drain, and not after it.
-/// `None` if the request may have been sent during the drain or after it.
+/// Judges a request on a new connection. The request must be answered if it was sent during the drain, and must not be
+/// answered if it was sent after the drain. Returns `None` if the observation decides nothing, so that the test must
+/// send a further request: the request was answered before the latest end of the drain, or was not answered but may
+/// have been sent before the earliest end.
 pub fn new_connection(observation: &Observation, sent: Sent, end: DrainEnd) -> Option<(Outcome, String)> {
     let Sent { started, observed } = sent;
     match observation {

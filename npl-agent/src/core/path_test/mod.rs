@@ -146,7 +146,7 @@ pub struct Row {
     pub family: Option<Family>,
     /// The outcome of the test of the path.
     pub result: Outcome,
-    /// The client's observation, one sentence.
+    /// The observation, or the reason why there is none; one sentence.
     pub detail: String,
 }
 

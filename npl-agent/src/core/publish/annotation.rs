@@ -243,8 +243,8 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// Returns the element's entries, one for each protocol. In old formats, an element without protocols means TCP,
-    /// and an element without a family means IPv4.
+    /// Returns the element's entries, one for each protocol. In old formats, an element without protocols means TCP.
+    /// An element without a family has the family of its node address; without a node address, it means IPv4.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

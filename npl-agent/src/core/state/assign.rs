@@ -88,7 +88,8 @@ struct Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Updates the desired mappings of the Pod's claims, and drains claims whose Pod port no Service requests any more.
+    /// Updates the desired mappings of the Pod's claims. Drains each claim whose Pod port needs no node port any more,
+    /// and ends the mappings of a finished Pod without a drain.
     fn update_claims(&mut self) {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
             self.touched.push(frontend);
@@ -119,7 +120,7 @@ impl Assignment<'_> {
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
-        // A claim that has no mapping must not use the number of another Pod's `hostPort`.
+        // A claim for which no mapping is desired must not use the number of a Pod's `hostPort`.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
             leads || !self.snapshot.is_host_port(frontend.node_port)

@@ -162,7 +162,7 @@ impl PlannerState {
         self.dirty.extend(affected.map(|pod| pod.key.clone()));
     }
 
-    /// The IP addresses of this Node's Pods.
+    /// The IP addresses of this Node's Pods, except finished Pods and Pods on the host network.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.snapshot.pod_addresses().collect()
     }

@@ -26,7 +26,7 @@ pub(in crate::core) enum Write {
 }
 
 impl PodWrite {
-    /// Whether the Pod already has the annotation or the open gate that this write would set.
+    /// Whether the Pod is already in the state that this write would produce.
     pub(in crate::core) fn is_stored_in(&self, pod: &Pod) -> bool {
         match self {
             Self::Set(value) => pod.annotation.as_ref() == Some(value),
@@ -38,10 +38,11 @@ impl PodWrite {
 
 /// The write that a Pod's annotation or readiness gate needs next.
 enum Publication {
-    /// No write is needed now: annotation and gate are correct, or the Pod is deleted or terminating, or a write is in
-    /// flight.
+    /// No write is needed now: annotation and gate are right for the Pod's present state, a write is in flight, or the
+    /// Pod does not exist any more.
     Settled,
-    /// A write is needed, but a precondition is not met yet.
+    /// A write may be needed, but is not sent yet: the Pod has kernel operations in this pass, or a delay of writes to
+    /// the Pod has not ended.
     Waiting,
     /// The Pod needs this write now.
     Needs(PodUid, PodWrite),
@@ -116,7 +117,7 @@ impl PlannerState {
     }
 
     /// Whether load balancers may read the frontend in the Pod's annotation: the annotation names the frontend, or a
-    /// write in flight may add it.
+    /// write whose result is not known yet may add it.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
@@ -130,7 +131,7 @@ impl PlannerState {
     fn publication(&self, key: &PodKey, blocked: &BTreeSet<PodUid>, now: Moment) -> Publication {
         let Some(pod) = self.snapshot.pod(key) else { return Publication::Settled };
         let is_unconfirmed = match self.writes.get(&pod.uid) {
-            // The Pod is examined again when the API server answers the write.
+            // The Pod is examined again when the API server answers the write, or when the watch reports the Pod.
             Some(Write::InFlight | Write::Gone) => return Publication::Settled,
             Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
             Some(Write::Unconfirmed(PodWrite::OpenGate(_))) | None => false,

@@ -45,8 +45,8 @@ pub(super) struct Chaos {
     answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
     /// Changes that the watch of Pods has not delivered yet.
     lag: VecDeque<Change>,
-    /// Pods that were unreachable at any time since the state last converged, or whose mapping or annotation software
-    /// other than the agent has changed since then. The assertion that published node ports work excludes these Pods.
+    /// The Pods whose published node ports need not work: since the state last converged, the Pod was unreachable at
+    /// some time, or software other than the agent has changed annotations, mappings or the use of ports.
     excused: BTreeSet<PodUid>,
     /// The node ports that were published when the state last converged.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
@@ -128,7 +128,8 @@ impl Chaos {
     }
 
     /// Changes the kernel's maps as software other than the agent may do. If the range has the family of the frontend,
-    /// adds it to the allowed sources or removes it from them; otherwise toggles whether the mapping is restricted.
+    /// removes the range from the allowed sources, or adds the range if it is absent; otherwise toggles whether the
+    /// mapping is restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();
@@ -368,8 +369,8 @@ impl Chaos {
         self.may_move = self.world.settings.protocol_pairing == ProtocolPairing::Merged;
     }
 
-    /// Asserts that exactly those clients may use a Pod's port that one of the Services that request the port allows. A
-    /// Service without a list of allowed sources allows every client.
+    /// Asserts that a client may use a mapping if, and only if, a Service that requests the Pod port allows the client.
+    /// A Service without a list of allowed sources allows every client.
     fn assert_services_decide_which_clients_are_allowed(&self) {
         let clients =
             ["198.51.100.7", "198.51.100.8", "198.51.7.7", "203.0.113.1", "192.0.2.1", "2001:db8::1", "fd00::1"];

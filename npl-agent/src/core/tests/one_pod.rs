@@ -115,7 +115,11 @@ fn a_number_that_two_pods_share_after_an_upgrade_is_left_to_one_of_them() {
     let numbers = ["a/p", "a/q"].map(|name| world.published(&key(name)).first().unwrap().node_port);
     assert_eq!(numbers, [NodePort(61_000), NodePort(61_001)]);
     let usages = world.state.port_usages(Family::V4).map(|(_, usage)| (usage.active, usage.draining, usage.free));
-    assert_eq!(usages.collect::<Vec<_>>()[..2], [(1, 0, 2), (1, 1, 2)], "both Pods' claims to 61000 are one number");
+    assert_eq!(
+        usages.collect::<Vec<_>>()[..2],
+        [(1, 0, 2), (1, 1, 2)],
+        "61000 counts as one number, although two Pods have a claim to it"
+    );
     world.wait(30_000);
     let left: Vec<_> = world.real.mappings.keys().map(|frontend| (frontend.node_port.0, frontend.protocol)).collect();
     assert_eq!(left, [(61_000, Protocol::Tcp), (61_001, Protocol::Udp)]);

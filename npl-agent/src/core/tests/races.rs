@@ -200,7 +200,7 @@ fn before_the_lists_arrive_the_agent_only_reserves_the_ports_of_mappings() {
     world.start();
     world.settle();
     let ports: Vec<_> = world.real.mappings.keys().copied().collect();
-    // Another process binds one of the ports between the two agents.
+    // After the first agent has ended and before the second agent starts, another process binds one of the ports.
     world.stolen.insert(ports[1]);
     world.start_without_lists();
     assert_eq!(world.settle(), [ports[0], ports[1]].map(|port| Op::Reserve(port, RecentTraffic::Tolerated)));
@@ -209,7 +209,7 @@ fn before_the_lists_arrive_the_agent_only_reserves_the_ports_of_mappings() {
     world.list();
     world.settle();
     assert_eq!(world.published(&key("a/p")), kept);
-    assert_ne!(world.published(&key("a/q")), moved, "a port that cannot be kept moves once the Pod is known");
+    assert_ne!(world.published(&key("a/q")), moved, "the Pod gets another port after the lists arrive");
     world.assert_published_works();
 }
 
@@ -242,7 +242,7 @@ fn a_restored_store_replaces_all_known_pods() {
     world.state.apply(Change::StoreRestored);
     world.list();
     world.settle();
-    assert_eq!(world.published(&key("a/p")).len(), 1, "the restored Pod has lost its annotation");
+    assert_eq!(world.published(&key("a/p")).len(), 1, "the backup has no annotation, so the agent must write it again");
     assert!(!world.state.mappings().any(|mapping| mapping.pod == Some(&key("a/q")) && mapping.backend.is_some()));
 }
 

@@ -338,8 +338,8 @@ impl World {
         self.state.ports.get(frontend).into_iter().flat_map(|claim| claim.sources.ranges()).collect()
     }
 
-    /// Asserts that the kernel allows no source that the agent does not want to allow and, unless the map was full, all
-    /// sources that the agent wants to allow.
+    /// Asserts that the kernel allows only sources that the agent wants to allow, and that the kernel allows all these
+    /// sources unless the map was full.
     fn assert_allows_exactly_its_sources(&self, frontend: Frontend) {
         let there = self.real.sources.get(&frontend).cloned().unwrap_or_default();
         let wanted = self.wanted_sources(frontend);

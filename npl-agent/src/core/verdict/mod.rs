@@ -12,8 +12,8 @@ use super::{
     view::{AgentView, WatchView},
 };
 
-/// If a watch has been failing for a shorter time than this, in milliseconds, the finding is only a notice, because the
-/// connection may just be interrupted.
+/// If a watch has been failing for less than this time, in milliseconds, the finding is a notice and no risk, because
+/// the failure may be a brief interruption of the connection.
 const INTERRUPTION_MILLIS: u64 = 30_000;
 /// A watch that receives no data for this time, in milliseconds, counts as a fault. A working watch is renewed every
 /// four minutes, and the API server sends bookmarks in between.
@@ -24,7 +24,8 @@ const OVERDUE_MILLIS: u64 = 5_000;
 /// A map counts as nearly full if at least this percentage of its elements is in use.
 const NEARLY_FULL_PERCENT: usize = 90;
 
-/// The verdict of the command `status` on a Node.
+/// The verdict of a command such as `status` on a Node. The commands `why` and `kubectl npl test` have the same
+/// verdicts on Pods, Services and the cluster.
 ///
 /// The variants are in ascending order of precedence: the verdict on several Nodes is the greatest of their verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ pub enum HealthVerdict {
 }
 
 impl HealthVerdict {
-    /// The exit code of the command `status` for this verdict.
+    /// The exit code of a command with this verdict.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Healthy => 0,
@@ -264,8 +265,8 @@ fn of_kernel(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
     for (device, programs) in facts.programs_ahead {
         let programs = programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         let text = format!(
-            "on device {device}, {programs} of other software runs ahead of NPL's program, and may prevent it from \
-             running"
+            "on device {device}, programs of other software run ahead of NPL's program, and may prevent NPL's program \
+             from running: {programs}"
         );
         findings.push(risk(text, pages::PROGRAM_AHEAD));
     }

@@ -105,9 +105,10 @@ pub enum PortState {
     Live,
     /// The mapping translates, and the Pod's annotation names the node port.
     Published,
-    /// The annotation no longer names the node port; the mapping translates until the drain ends.
+    /// The agent withdraws the node port from the annotation; the mapping translates until the drain ends.
     Draining,
-    /// The node port has no mapping, and is not allocated to another Pod until the quarantine ends.
+    /// The mapping of the node port is removed, or will be removed next. The node port is not allocated to another Pod
+    /// until the quarantine ends.
     Quarantined,
     /// The port is a `hostPort` or a port of a Pod on the host network, and is published without a mapping.
     HostPort,

@@ -166,11 +166,13 @@ pub enum RedirectRefusal {
     HasGateway,
     /// A qdisc of the device shapes or polices traffic, and a redirect would bypass the qdisc.
     HasLimit,
-    /// The device has programs or filters of other software, which a redirect would bypass.
+    /// The device has programs or filters of other software, which a redirect would bypass; or the device is a netkit
+    /// device whose policy drops every packet that no program accepts.
     HasFilters,
     /// The device belongs to Cilium, which forwards the packets of its Pods by its own programs.
     ForwardedByCilium,
-    /// A policy engine filters packets in netfilter, which a redirect would bypass.
+    /// A policy engine filters packets in netfilter, which a redirect would bypass; or netfilter's rules cannot be
+    /// read, so the Node may have a policy engine of this kind.
     NetworkPolicy,
     /// On an uplink, ingress programs or filters of other software run after NPL's program, and a redirect would bypass
     /// those programs and filters.
@@ -216,8 +218,8 @@ pub fn next_hops(
     routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // Either both directions of a flow are redirected, or none of them. All uplinks are checked, because a reply may
-    // leave through another uplink than the one on which its request arrived.
+    // Either both directions of a flow are redirected, or neither direction is. All uplinks are checked, because a
+    // reply may leave through another uplink than the one on which its request arrived.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let has_cilium = devices.iter().any(|device| device.name == CILIUM_HOST);
     let decide = |(addr, route): (&IpAddr, &Route)| {
@@ -247,8 +249,8 @@ fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
-/// Whether a redirect at this uplink bypasses no program or filter of other software. An uplink that redirects no
-/// packets bypasses none.
+/// Whether a redirect at this uplink bypasses no program or filter of other software. This is also the case if the
+/// programs for the uplink redirect no packets.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
@@ -294,8 +296,8 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
 
 /// Checks that a redirect bypasses no qdisc, program or filter of other software on the Pod's device. Replies are
 /// redirected at ingress of the Pod's device. Requests that are redirected to a bridge run through the bridge's egress
-/// hook. Requests that are redirected to a veth or netkit pair bypass the egress hook of the Node's end, because the
-/// Pod's end receives the requests directly.
+/// hook, so the check ignores attachments there. Requests that are redirected to a veth or netkit pair bypass the
+/// egress hook of the Node's end, because the Pod's end receives the requests directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -7,9 +7,9 @@
 //!   1536: from 10.0.64.7 lookup 2                    a Pod of the second interface
 //! ```
 //!
-//! A CNI with several interfaces marks connections to the Node, and sets the same mark on the replies of these
-//! connections. The CNI does not mark a translated request, because the request's destination is the Pod's address. So
-//! the nftables guard marks connections of translated requests.
+//! A CNI that uses several interfaces of the Node marks connections to the Node, and sets the same mark on the replies
+//! of these connections. The CNI does not mark a translated request, because the request's destination is the Pod's
+//! address. So the nftables guard marks connections of translated requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -228,8 +228,9 @@ impl ReplyRoutes {
         }
     }
 
-    /// Returns the problem and the addresses of the affected Pods, or of the Node. With `--forwarding redirect`, there
-    /// is no problem: the kernel routes redirected replies by the Node's address.
+    /// Returns the problem and the addresses of the affected Pods, or of the Node. `are_marked` is whether the nftables
+    /// guard sets, or is enabled to set, the marks in [`Self::markings`]. With `--forwarding redirect`, there is no
+    /// problem: the kernel routes redirected replies by the Node's address.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None

@@ -252,7 +252,7 @@ fn families_follow_service_pod_and_node() {
                 annotate default/a 8080=192.0.2.1:61000/tcp
             show
                 61000/tcp IPv4 of default/a: Active
-                NoNodeAddress: pod default/a: the node has no IPv6 address to publish: add one to the node, or name it with --node-ip
+                NoNodeAddress: pod default/a: the node has no IPv6 address to publish: add an IPv6 address to the node, or name an address of the node with --node-ip
             node external=192.0.2.1 2001:db8::1
                 reserve 61000/tcp IPv6
                 map 61000/tcp IPv6 -> 2001:db8::5 8080
