@@ -57,8 +57,8 @@ fn world(mechanism: Mechanism, abi: u32) -> World {
     world
 }
 
-/// Replaces each of NPL's TC filters on the uplinks by the same program under the handle of ABI `abi`, as if an agent of
-/// that ABI had attached it.
+/// Replaces each of NPL's TC filters on the uplinks by the same program under the handle of ABI `abi`, as if an agent
+/// of that ABI had attached it.
 fn change_handles(world: &World, abi: u32) {
     let pins = Pins::new(world.bpffs.path());
     let build = pins.builds().unwrap().remove(0);
