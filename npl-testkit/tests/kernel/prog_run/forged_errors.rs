@@ -106,7 +106,7 @@ fn forged_errors_do_not_disturb_an_idle_connection() {
         is_reply_translated(lab, ACK);
         attack(lab, segments(), Flow::Known);
         expire_flows(lab);
-        assert_eq!(lab.flow(flow(Tcp)), None, "an error does not refresh an entry");
+        assert_eq!(lab.flow(flow(Tcp)), None, "an error must not refresh an entry");
         attack(lab, segments(), Flow::Known);
         is_reply_translated(lab, ACK);
         attack(lab, segments(), Flow::Known);
