@@ -58,7 +58,11 @@ fn assert_not_redirected_while<T>(world: &mut World, put: impl Fn(&World) -> T, 
     world.node().set_liberal_tracking(true).unwrap();
     for forwarding in [Forwarding::Redirect, Forwarding::Offload] {
         let there = put(world);
-        assert_eq!(redirected_after(world, forwarding), ADDRESSES / 2, "only the other Pod's two addresses");
+        assert_eq!(
+            redirected_after(world, forwarding),
+            ADDRESSES / 2,
+            "redirect only to the other Pod's two addresses"
+        );
         take(world, there);
         assert_eq!(redirected_after(world, forwarding), ADDRESSES);
     }
@@ -129,7 +133,9 @@ fn third_party_programs_on_a_bridge_are_not_bypassed() {
     assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
 }
 
-/// A redirected reply traverses the uplink's qdisc and TC programs, like a packet of the host.
+/// A redirected reply traverses the uplink's qdisc and egress programs, like a packet of the host. Redirected requests
+/// would bypass a program that runs after NPL's at the uplink's ingress hook, so the agent redirects no packets while
+/// such a program is attached.
 #[test]
 fn third_party_programs_after_npls_on_an_uplink_are_not_bypassed() {
     let mut world = redirected();

@@ -41,7 +41,8 @@ fn mapped(mut world: World) -> World {
     world
 }
 
-/// Complete associations, with messages of several packets.
+/// Exchanges a short and a long message with the Pod in each family, each on an association of its own. The long
+/// message takes several packets.
 #[track_caller]
 fn exchange_messages(world: &World) {
     for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
@@ -370,7 +371,8 @@ fn in_each_family(world: &World, test: impl Fn(Family, &Association<'_>)) {
     }
 }
 
-/// A complete exchange in each family, in which the Pod sends its name.
+/// Exchanges messages of several lengths on an association in each family, and asserts that each is translated with a
+/// correct CRC.
 #[track_caller]
 fn exchange_data(world: &World) {
     in_each_family(world, |_, association| {
