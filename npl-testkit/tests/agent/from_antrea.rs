@@ -98,7 +98,7 @@ impl OpenConnections {
         assert_eq!(answer.client.port(), self.datagrams.local_addr().unwrap().port());
     }
 
-    /// Waits until the transfers have ended.
+    /// Asserts that the idle connection and the UDP flow still work, and waits until the transfers have ended.
     fn finish(self) {
         self.assert_idle_answers();
         self.assert_datagrams_answer();

@@ -80,7 +80,7 @@ fn handle(abi: u32) -> String {
     format!("{:#x}", u32::from(major) << 16 | u32::from(minor))
 }
 
-/// Returns the next agent, which attaches its programs by the same mechanism.
+/// Opens the datapath of the next agent, which attaches its programs by the same mechanism.
 fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     let mut next = world.open_configured();
     if mechanism == Mechanism::Filters {

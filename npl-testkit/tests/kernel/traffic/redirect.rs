@@ -301,7 +301,7 @@ fn redirected_requests_by_a_second_uplink_are_answered() {
     }
 }
 
-/// The stack forwards direct connections of Pods and clients unchanged.
+/// In redirect mode, the stack must forward direct connections of clients to Pods, and must not change their packets.
 #[test]
 fn direct_connections_take_the_stack_in_redirect_mode() {
     let world = redirected();

@@ -167,8 +167,8 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// Sends a fragmented request and reply, with the fragments in every order. A packet has either one chunk, which
-/// continues in the next fragment, or many chunks, so that a fragment may end between two of them.
+/// Sends fragmented requests and replies, with the fragments in each order of [`ORDERS`]. A packet has either one
+/// chunk, which continues in the next fragment, or many chunks, so that a fragment may end between two of them.
 #[track_caller]
 fn exchange_fragments(world: &World) {
     // All fragments must arrive on one processor, because early fragments are saved per processor.
@@ -400,8 +400,8 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// Tests fragmented SCTP packets with `--forwarding redirect`, in both directions and with the fragments in every
-/// order.
+/// Tests fragmented SCTP packets with `--forwarding redirect`, in both directions and with the fragments in each order
+/// of [`ORDERS`].
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));

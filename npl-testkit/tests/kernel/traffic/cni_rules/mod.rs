@@ -144,7 +144,8 @@ fn assert_passes(world: &World, forwarding: Forwarding, targets: &[Target]) {
     }
 }
 
-/// Asserts that a client whose packets exceed the path MTU receives an ICMP error from the address to which it sent.
+/// Asserts that a client learns the path MTU when its packets exceed the MTU of a Pod's link. For this, the client must
+/// receive an ICMP error about a packet to the NAT address.
 fn assert_path_mtu_discovery(world: &mut World, forwarding: Forwarding, targets: fn(&World) -> Vec<Target>) {
     let set_mtu = |world: &World, mtu| world.pods.iter().for_each(|(pod, _)| pod.host_device.set_mtu(mtu).unwrap());
     set_mtu(world, SMALL_LINK);
