@@ -21,7 +21,7 @@ use crate::lab::{FlowEntry, Lab, NEXT};
 /// Quoted bytes of the transport header: the minimum of RFC 792, a whole TCP header, and more.
 const QUOTED: [usize; 3] = [8, 20, 64];
 
-/// Whether the Pod gets the errors about the replies of a flow.
+/// Whether NPL knows the flow that the forged errors quote. Only errors about a known flow reach the Pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Known,

@@ -159,8 +159,8 @@ fn quoted_crc_that_is_left_to_hardware_stays_zero() {
     });
 }
 
-/// A quoted first fragment does not contain the length of the whole datagram, so its ports are translated, but its CRC
-/// is kept.
+/// A quoted first fragment does not contain the length of the whole packet, so the program can translate its ports, but
+/// cannot update its CRC.
 #[test]
 fn quoted_first_fragment_keeps_its_crc() {
     with_mappings_of(Family::V4, |lab| {

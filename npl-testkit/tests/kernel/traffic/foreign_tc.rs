@@ -33,7 +33,8 @@ table inet npl_test {
 /// Number of addresses of both Pods.
 const ADDRESSES: usize = 4;
 
-/// Time limit far above an interval of offload and the usual duration of waits for the kernel.
+/// Time limit of waits: far above their usual duration, and above the interval after which an offloaded flow returns to
+/// the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The time limit for a reply that must not arrive.
 const REPLY_LIMIT: Duration = Duration::from_millis(500);
