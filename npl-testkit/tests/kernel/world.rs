@@ -163,13 +163,13 @@ impl World {
         errors.into_iter().chain(xdp_errors.into_values()).collect()
     }
 
-    /// The Node's uplinks, as the agent lists devices.
+    /// The Node's uplinks, in the form in which the agent lists devices.
     pub(crate) fn uplinks(&self) -> Vec<Device> {
         let devices = self.topology.clients().iter().map(|client| device(&client.uplink));
         devices.collect()
     }
 
-    /// Returns all devices of the Node, as the agent lists devices.
+    /// Returns all devices of the Node, listed by the agent's own code.
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
