@@ -28,7 +28,8 @@ fn wrong_annotations(right: &str) -> Vec<String> {
     ]
 }
 
-/// The agent restores the annotation of a Pod three times immediately, and later with a growing delay.
+/// The agent restores the annotation of a Pod three times immediately, and later with a growing delay. Therefore, the
+/// test changes each Pod's annotation three times at most.
 #[test]
 fn a_tampered_annotation_of_any_content_is_restored() {
     const AT_ONCE: usize = 3;

@@ -55,7 +55,8 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let before = Instant::now();
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
-    // The second Pod gets no port: the range has only one free port, which still belongs to the first Pod.
+    // The second Pod gets no node port for TCP: another process uses one of the two ports of the range, and the agent
+    // still keeps the other one for the first Pod.
     world.create_pod("web-1");
     let (mut served, mut is_refused, mut first_error) = (0, false, None);
     let successor = || match traffic::tcp_request(&client, server, "who?") {
@@ -102,8 +103,8 @@ fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     }
-    // Only the object is deleted. The previous Pod's network still exists and would respond, as if the kubelet were
-    // slow.
+    // Only the Pod object is deleted. The previous Pod's server still runs and would respond to requests, as if the
+    // kubelet had not stopped the containers yet.
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
     world.create_pod("web-1");

@@ -98,7 +98,7 @@ impl OpenConnections {
         assert_eq!(answer.client.port(), self.datagrams.local_addr().unwrap().port());
     }
 
-    /// Waits until the transfers have ended.
+    /// Asserts that the idle connection and the UDP flow still work, and waits until the transfers have ended.
     fn finish(self) {
         self.assert_idle_answers();
         self.assert_datagrams_answer();
@@ -215,8 +215,8 @@ fn an_agent_beside_antrea_reports_the_sockets_and_the_other_writer_and_loses_not
     drop(antrea);
 }
 
-/// The way back: NPL's agent is stopped, Antrea's agent restores its rules from the annotations, and only then are NPL's
-/// programs removed. New requests are always served. Connections that NPL translated are reset at the last step.
+/// The way back: NPL's agent is stopped, Antrea's agent restores its rules from the annotations, and only then are
+/// NPL's programs removed. New requests are always served. Connections that NPL translated are reset at the last step.
 #[test]
 fn a_rollback_to_antrea_loses_no_new_request_and_writes_nothing() {
     let (mut world, antrea) = world_with_antrea(Format::V1_7);
@@ -244,7 +244,7 @@ fn a_rollback_to_antrea_loses_no_new_request_and_writes_nothing() {
     wait_for_answers(&load, "Antrea serves");
     assert!(
         traffic::tcp_ask(&idle, "after the cleanup").is_err(),
-        "the documentation says that the connection is reset"
+        "the cleanup must reset the open connection, as the documentation says"
     );
     assert_eq!(load.stop().failures, []);
     assert!(antrea::translated(world.topology.node()).unwrap() >= u64::from(RATE));

@@ -54,7 +54,8 @@ fn new_pods_are_redirected_and_a_restarted_agent_continues() {
     world.assert_served("web-0");
 }
 
-/// Creates a Node with a Pod to which packets are redirected, and the Node's end of the Pod's device.
+/// Creates a Node with a Pod to which packets are redirected. Returns the Node, and the Node's end of the Pod's veth
+/// pair.
 fn world_with_redirected_pod(flags: &[&str]) -> (World, Device) {
     let mut world = world_with(flags);
     world.create_pod("web-0");

@@ -20,7 +20,7 @@ fn run(world: &World, arguments: &[&str]) -> Output {
     command.args(arguments).env_clear().output().unwrap()
 }
 
-/// Asserts the exit code, and that standard error is one error line that contains these words.
+/// Asserts the exit code, and that standard error has exactly one error line, which contains these words.
 fn assert_says(output: &Output, code: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{text}");

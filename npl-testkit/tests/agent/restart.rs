@@ -131,7 +131,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     assert!(barriers(&world, "npl_off_ingress") > 100, "{:?}", builds(&world));
     world.agent().kill().unwrap();
     options.command(&["load"]).unwrap();
-    assert_eq!(builds(&world).len(), 2, "attached links still use the other build");
+    assert_eq!(builds(&world).len(), 2, "the other build must stay pinned while attached links use its programs");
     world.agent().restart().unwrap();
     world.assert_served("web-0");
     assert_eq!(barriers(&world, "npl_off_ingress"), 0, "{:?}", builds(&world));
@@ -199,7 +199,11 @@ fn a_member_that_a_load_balancer_keeps_across_a_restart_leads_to_no_other_pod() 
     world.assert_served("web-1");
     pools.observe("web-1", &["web"], annotation(&world, "web-1").as_deref(), started.elapsed());
     let now = started.elapsed();
-    assert_eq!(pools.members(now).filter(|member| member.pod == "web-0").count(), 4, "kept members, two in each pool");
+    assert_eq!(
+        pools.members(now).filter(|member| member.pod == "web-0").count(),
+        4,
+        "the load balancer must keep the two members of web-0 in each pool"
+    );
     let client = &world.topology.client().netns;
     let answers = |server, protocol| traffic::request(client, protocol, server, "who?").ok().map(|answer| answer.pod);
     assert_eq!(pools.misdirected(now, answers), []);

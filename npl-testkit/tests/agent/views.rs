@@ -115,7 +115,7 @@ fn why_and_flows_find_a_pod_by_its_name() {
     assert!(flows(&["--pod", "other"]).is_empty());
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     let disabled = || run(&["why", "service/shop/web"]);
-    poll::until("`why` to name the Service as the broken link", LIMIT, || (disabled().0 == 1).then_some(())).unwrap();
+    poll::until("`why` to report the disabled Service", LIMIT, || (disabled().0 == 1).then_some(())).unwrap();
     let (_, text) = disabled();
     assert!(text.contains("──► enabled") && text.contains("docs/troubleshoot.md#a-pod-has-no-annotation"), "{text}");
     world.agent().kill().unwrap();

@@ -30,7 +30,8 @@ pub(crate) const NAMESPACE: &str = "shop";
 pub(crate) const POD_PORT: u16 = 8080;
 /// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
-/// The time after which the agent's connections are closed again, longer than three retries of the agent.
+/// The interval at which the agent's connections are closed until the agent logs the expected words. The interval is
+/// longer than three retries of the agent.
 const AGAIN: Duration = Duration::from_secs(20);
 
 /// The parts of the environment. Fields are dropped in declaration order.
@@ -223,7 +224,7 @@ impl World {
         assert_eq!(answer.client.ip(), self.client_ip(), "{protocol:?} {server}");
     }
 
-    /// Returns requests of a load to these Pods, over both protocols.
+    /// Returns the requests of a load: one TCP and one UDP request to each of these Pods.
     pub(crate) fn load_requests(&self, pods: &[&str]) -> Vec<Request> {
         let protocols = [Protocol::Tcp, Protocol::Udp];
         let of = |pod: &&str| {
@@ -270,9 +271,9 @@ impl World {
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().process().log_tail(40));
     }
 
-    /// Closes the agent's connections, and waits until the agent's log contains these words after its first `bytes` bytes.
-    /// The connections are closed again if the agent logs nothing: the API server authorizes a watch only at its start,
-    /// and caches a successful token review for ten seconds.
+    /// Closes the agent's connections, and waits until the agent's log contains these words after its first `bytes`
+    /// bytes. The connections are closed again if the agent logs nothing: the API server authorizes a watch only at its
+    /// start, and caches a successful token review for ten seconds.
     pub(crate) fn cut_until_logged(&mut self, words: &str, bytes: usize) {
         let mut cut = None::<Instant>;
         let waited = poll::until(&format!("the agent to log `{words}`"), LIMIT, || {
@@ -285,8 +286,8 @@ impl World {
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().process().log_tail(40));
     }
 
-    /// Waits until the API server refuses this request of the agent. After RBAC rules are removed, the API server grants
-    /// requests until its own watch of the rules has delivered the removal.
+    /// Waits until the API server refuses this request of the agent. After RBAC rules are removed, the API server
+    /// grants requests until its own watch of the rules has delivered the removal.
     pub(crate) fn wait_until_denied(&self, verb: &str, group: &str, resource: &str) {
         self.wait_for_decision((verb, group, resource), false);
     }

@@ -25,7 +25,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLDeviceFailed",
         fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
-        // Harmless: while a device is being replaced, it fails for up to two minutes.
+        // Harmless: while a device is being replaced, NPL's programs cannot be attached to it for up to two minutes.
         quiet: &[(r#"npl_devices{state="failed"}"#, "0 0 0 1 1 0x20"), (r#"npl_devices{state="attached"}"#, "2x20")],
     },
     Case {
@@ -36,7 +36,7 @@ const CASES: [Case; 13] = [
     Case {
         alert: "NPLAgentNotReady",
         fires: &[("npl_ready", "0x20")],
-        // Harmless: an agent that restarts is not ready for two minutes.
+        // Harmless: an agent restarts and is ready again after two minutes.
         quiet: &[("npl_ready", "1x12 0 0 1x6")],
     },
     Case {

@@ -144,7 +144,8 @@ const FIELDS: &[Case] = &[
     case(&[("cleanup.enabled", "true")], DEPLOYMENT, "", "null"),
 ];
 
-/// Values, the feed's environment variable that they set, and the expected content of the variable.
+/// For each case: the path and JSON of a chart value, the environment variable of the feed that the value sets, and the
+/// expected content of this variable.
 const VARIABLES: &[(&str, &str, &str, &str)] = &[
     ("feed.xds.enabled", "false", "NPL_FEED_XDS", "none"),
     ("feed.dns.port", "5354", "NPL_FEED_DNS", "[::]:5354"),

@@ -64,7 +64,8 @@ impl World {
         let mut helm = helm::command().unwrap();
         helm.arg("--kubeconfig").arg(self.plane.admin_kubeconfig());
         helm.args(["--namespace", "npl-system"]).args(arguments);
-        // Helm's caches are placed in the directory of the test run, so that they are removed with it.
+        // Helm's caches and configuration are placed in the directory of the test run, so that they are removed with
+        // it.
         helm.env("HELM_CACHE_HOME", self.run.file("helm-cache")).env("HELM_CONFIG_HOME", self.run.file("helm-config"));
         tools::output(&mut helm).unwrap()
     }

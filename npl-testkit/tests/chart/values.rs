@@ -203,7 +203,7 @@ const FIELDS: &[Case] = &[
     ),
 ];
 
-/// Values, the agent's environment variable that they set, and the expected content of the variable.
+/// Chart values, the environment variable of the agent that they set, and the expected content of this variable.
 type VariableCase = (&'static [(&'static str, &'static str)], &'static str, &'static str);
 
 const VARIABLES: &[VariableCase] = &[
@@ -252,7 +252,8 @@ pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name
     env.iter().find(|variable| variable["name"] == name)?["value"].as_str()
 }
 
-/// Values that change fields which other values set, so that a case with such a value is rendered alone.
+/// A case with one of these values is rendered alone, because the value changes fields of the chart's objects that
+/// other values set too.
 const ALONE: [&str; 7] = [
     "cleanup.enabled",
     "feed.dns.enabled",
@@ -297,8 +298,8 @@ fn each_value_sets_its_field() {
     assert_each_sets_its_field(FIELDS, &[]);
 }
 
-/// Checks each case's field in the rendered chart: with the values of the case and of `base`, the field has the expected
-/// content; with `base` alone, the field has another content or is absent.
+/// Checks each case's field in the rendered chart: with the values of the case and of `base`, the field has the
+/// expected content; with `base` alone, the field has another content or is absent.
 pub(crate) fn assert_each_sets_its_field(cases: &[Case], base: &[(&str, &str)]) {
     let mut batches: Vec<Vec<&Case>> = Vec::new();
     for case in cases {
@@ -432,7 +433,7 @@ fn every_object_has_the_labels_of_kubernetes_and_a_namespaced_one_the_releases_n
     }
     assert!(
         !text.contains("npl-system"),
-        "the release is in another namespace, but the namespace of the manifest is rendered"
+        "the output contains `npl-system`, although the release is in the namespace `elsewhere`"
     );
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     poll::until("the objects of the release to be deleted", LIMIT, gone).unwrap();
 }
 
-/// The commands of the section "Install" are sufficient for a working installation.
+/// The commands of the section "Install" in README.md must result in a working installation.
 pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
     let text = fs::read_to_string(tools::repository_file("README.md")).unwrap();
     let section = text.split_once("\n## Install\n").unwrap().1.split_once("\n## ").unwrap().0;
@@ -85,7 +85,7 @@ fn execute(world: &World, command: &str, further: &[&str]) {
     let program = if program == "helm" { found.get_program() } else { program.as_ref() };
     let mut command = world.cluster.cluster().command(program).unwrap();
     command.args(words).args(further).current_dir(tools::repository_file("."));
-    // Helm's caches are placed in the directory of the test run, so that they are removed with it.
+    // Helm's caches and configuration are placed in the directory of the test run, so that they are removed with it.
     let run = world.cluster.run();
     command.env("HELM_CACHE_HOME", run.file("helm-cache")).env("HELM_CONFIG_HOME", run.file("helm-config"));
     tools::output(&mut command).unwrap();

@@ -79,7 +79,7 @@ impl Client {
     }
 }
 
-/// Returns the external client, for which mappings are intended.
+/// Returns the client outside of the cluster. Mappings are intended for such clients.
 pub(crate) fn outside(world: &World) -> Client {
     Client { name: "outside client".to_owned(), netns: world.cluster.client().clone(), place: Place::Outside }
 }

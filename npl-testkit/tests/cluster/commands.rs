@@ -13,8 +13,8 @@ use crate::world::{LIMIT, NAMESPACE, World};
 /// The first line of a block of shell commands that the test below runs, on a cluster with NPL and an enabled Service.
 const MARK: &str = "```sh run";
 
-/// Commands in marked blocks, and a word that the output contains if the command has found the agent's pins, the Pods or
-/// the agents.
+/// Commands in marked blocks, and a word that the output contains if the command has found the agent's pins, the Pods
+/// or the agents.
 const OUTPUTS: [(&str, &str); 5] = [
     ("/npl-agent doctor", "programs on"),
     ("/npl-agent mappings", "8080"),
@@ -44,8 +44,8 @@ fn marked_blocks(text: &str) -> Vec<String> {
     blocks
 }
 
-/// Every marked block succeeds on a workstation. The commands in the agent's Pod must find the pins of the agent without
-/// flags, and `doctor` must report no failed check.
+/// Every marked block must succeed when an administrator runs it on a workstation. The commands in the agent's Pod must
+/// find the pins of the agent without flags, and `doctor` must report no failed check.
 pub(crate) fn the_commands_of_the_documents_run_in_the_agents_pod(world: &mut World) {
     world.wait_for_shop(4);
     let mut seen = vec![false; OUTPUTS.len()];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests filter rules of other software on a Node, such as those of an implementation of NetworkPolicy. The rules must
-//! match the translated packet with the client's address.
+//! see the packet after the translation, with the client's address as source and the Pod's address as destination.
 
 use std::thread;
 
@@ -10,7 +10,8 @@ use crate::clients;
 use crate::traffic::{PORTS, assert_served};
 use crate::world::{Pod, World};
 
-/// Returns rules that drop all forwarded packets except replies and requests of this client to this Pod.
+/// Returns rules under which only the client with these addresses can open connections to this Pod. The rules allow
+/// connections to all other destinations.
 fn rules(pod: &Pod, clients: &[String; 2]) -> String {
     let address = |is_ipv4: bool| pod.ips.iter().find(|ip| ip.is_ipv4() == is_ipv4).unwrap();
     let (v4, v6) = (address(true), address(false));

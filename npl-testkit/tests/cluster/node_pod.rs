@@ -53,7 +53,7 @@ pub(crate) fn commands_run_in_a_pod_on_a_node_without_an_agent(world: &mut World
     assert!(refused.status.code() == Some(2) && notes.contains("--create-pod"), "{notes}");
     assert!(namespaces(world).is_empty());
 
-    // The image is that of the agent on the other Node.
+    // No agent runs on this Node, so the plug-in gives the new Pod the image of the agent on the other Node.
     let findings = output(world, &["doctor", "--output", "json"]);
     let findings: Vec<Value> = serde_json::from_str(&findings).unwrap();
     assert!(findings.iter().any(|finding| finding["key"] == "bpffs" && finding["state"] == "ok"), "{findings:#?}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `kubectl npl test`, which the real kubectl starts on the network of the Nodes.
+//! Tests `kubectl npl test`, run by the real kubectl on a machine in the network of the Nodes.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -86,7 +86,7 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
     assert_eq!(with_result(&rows, "failed"), expected.into(), "{notes}");
     assert_eq!((code, &answer["verdict"]), (1, &json!("at-risk")));
     let doctor: Vec<&Value> = answer["doctor"].as_array().unwrap().iter().map(|it| &it["node"]).collect();
-    assert_eq!(doctor, ["node-2"], "the doctor answers for the Node of the failed paths");
+    assert_eq!(doctor, ["node-2"], "the doctor must run only on the Node of the failed paths");
     assert!(namespaces(world).is_empty());
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct FlowEntry {
     pub(crate) state: FlowState,
 }
 
-/// The half-open cache and the flow table of one family.
+/// The flow table, the half-open cache and the fragment tracking records of one family.
 struct FlowMaps<K, V> {
     flows: HashMap<MapData, K, V>,
     slots: Array<MapData, u64>,
@@ -64,7 +64,7 @@ pub(crate) struct Lab {
     pub(crate) datapath: Datapath,
     v4: FlowMaps<FlowKeyV4, FlowV4>,
     v6: FlowMaps<FlowKeyV6, FlowV6>,
-    /// The programs, loaded a second time with full flow tables.
+    /// The programs, loaded a second time with full flow tables; none unless the test has replaced the flow tables.
     full_tables: Option<Ebpf>,
 }
 
@@ -84,10 +84,11 @@ const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_
 /// First kernel whose verifier accepts the programs without `CAP_PERFMON`.
 const LOADS_WITHOUT_PERFMON: KernelVersion = KernelVersion::new(6, 6, 0);
 
-/// Programs that were loaded with the agent's capabilities.
+/// BPF file systems whose programs were loaded with the agent's capabilities.
 static AGENT_POOL: BpffsPool = BpffsPool::new();
 
-/// Programs that were loaded with the capabilities of the DaemonSet's init container, which also has `CAP_PERFMON`.
+/// BPF file systems whose programs were loaded with the capabilities of the DaemonSet's init container, which also has
+/// `CAP_PERFMON`.
 static LOADER_POOL: BpffsPool = BpffsPool::new();
 
 /// Runs `test` on a datapath without mappings, node addresses and flows.
@@ -390,8 +391,8 @@ impl FlowEntry {
     }
 }
 
-/// Returns the acknowledgement numbers (or tags) of the answers to the client's and the Pod's first packet in the
-/// scene.
+/// Returns the numbers that are part of the keys of a handshake's two half-open entries: the acknowledgement numbers of
+/// the Pod's SYN-ACK and of the client's ACK, or the verification tags for SCTP.
 fn numbers(id: FlowId) -> (u32, u32) {
     match id.protocol {
         Protocol::Sctp => (SCTP_TAG, SCTP_TAG),

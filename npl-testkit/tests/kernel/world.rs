@@ -163,19 +163,19 @@ impl World {
         errors.into_iter().chain(xdp_errors.into_values()).collect()
     }
 
-    /// The Node's uplinks, as the agent lists devices.
+    /// The Node's uplinks, in the form in which the agent lists devices.
     pub(crate) fn uplinks(&self) -> Vec<Device> {
         let devices = self.topology.clients().iter().map(|client| device(&client.uplink));
         devices.collect()
     }
 
-    /// Returns all devices of the Node, as the agent lists devices.
+    /// Returns all devices of the Node, listed by the agent's own code.
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
 
-    /// Attaches programs to the uplinks and, in redirect mode, to the Pods' devices, as the agent does at every survey
-    /// of the devices.
+    /// Attaches programs to the uplinks and, in redirect and offload mode, to the Pods' devices, as the agent does at
+    /// every survey of the devices.
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
         self.follow_by(forwarding, Attach::Tc);
@@ -203,8 +203,8 @@ impl World {
         }
     }
 
-    /// Restricts every mapping to `ranges`, in the agent's order of writes: packets from a source in the old and the
-    /// new allow-list are never dropped.
+    /// Restricts every mapping to `ranges`, in the agent's order of writes: packets from a source that is in both the
+    /// old and the new allow-list are never dropped.
     pub(crate) fn restrict(&mut self, ranges: &str) {
         let datapath = self.datapath();
         let (mappings, former) = (datapath.mappings().unwrap(), datapath.sources().unwrap());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests Envoy, `HAProxy`, nginx, Caddy and Traefik outside of the cluster during rollouts, restarts and outages. Their
 //! configuration is taken from docs/load-balancers.md, with other addresses. A Pod of the Service must answer every
-//! request.
+//! request. Only Caddy may lose requests while no replica of the feed runs.
 
 mod load;
 mod scene;
@@ -63,7 +63,8 @@ pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
     scene.finish(world);
 }
 
-/// `kubectl npl members` shows the ready Pods of the Service, about which both replicas of the feed agree.
+/// `kubectl npl members` must show exactly the Pods of the Service, all of them ready, and both replicas of the feed
+/// must agree.
 fn show_members(world: &World) {
     let arguments = ["members", "web:http", "--namespace", NAMESPACE, "--settle", "10s", "--output", "json"];
     let output = world.plug_in(&arguments).output().unwrap();

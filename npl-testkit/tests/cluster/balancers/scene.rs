@@ -132,8 +132,8 @@ impl Scene {
         }
     }
 
-    /// Ends all load balancers, removes the feed, and checks that each request has been answered by a Pod of the
-    /// Service.
+    /// Ends all load balancers, removes the feed, and checks that no event had a failure: more lost requests than
+    /// allowed, or an answer of a Pod that the Service has never had.
     pub(crate) fn finish(self, world: &World) {
         let Self { balancers, names, failures } = self;
         drop(balancers);

@@ -64,7 +64,7 @@ pub(super) fn play(pair: &mut NodePair, step: &Step, summary: &mut Summary) -> R
     }
 }
 
-/// Compares all endpoints and returns the number of received frames.
+/// Compares the frames that each endpoint received on both Nodes. Returns the number of received frames on one Node.
 fn compare(step: &Step, [mut npl, mut kernel]: [Received; 2], is_redirected: bool) -> Result<usize, String> {
     let mut seen = 0;
     for endpoint in Endpoint::ALL {
@@ -86,7 +86,8 @@ fn compare(step: &Step, [mut npl, mut kernel]: [Received; 2], is_redirected: boo
     Ok(seen)
 }
 
-/// Removes untranslated early fragments whose translated copies were also sent.
+/// Removes untranslated early fragments whose translated copies were also sent. NPL passes an early fragment on
+/// untranslated, and sends a translated copy when the first fragment arrives.
 fn remove_early_fragments(frames: &mut Vec<Frame>) {
     let of_node = |frame: &Frame| source(&frame.bytes).is_some_and(is_node);
     let translated: Vec<u16> =

@@ -14,14 +14,14 @@ use super::exception::Exception;
 use super::node_pair::{Endpoint, SERVICES, backend, node_addresses};
 use super::packet_fields::PacketFields;
 
-/// Frames that an endpoint sends, and the allowed difference between the results.
+/// Frames that an endpoint sends through both Nodes, and the allowed difference between the results, if any.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) from: Endpoint,
     /// The frame, or several frames that are the fragments of one datagram.
     pub(super) frames: Vec<Vec<u8>>,
     pub(super) exception: Option<Exception>,
-    /// Index into [`SERVICES`], and the index of the Node's address that the client uses.
+    /// Index into [`SERVICES`], and index into the result of [`node_addresses`]: the NAT address that the client uses.
     pub(super) service: usize,
     pub(super) address: usize,
 }
@@ -48,7 +48,7 @@ pub(super) struct Connection {
     pub(super) protocol: Protocol,
     /// Index into [`SERVICES`].
     pub(super) service: usize,
-    /// Index of the Node's address.
+    /// Index into the result of [`node_addresses`]: the node address that the client uses.
     pub(super) address: usize,
     pub(super) opening: Opening,
     pub(super) actions: Vec<Action>,
@@ -90,8 +90,8 @@ pub(super) enum Action {
     Send { sender: Sender, bytes: u16, flags: u8, fields: PacketFields },
     /// Sends the sender's last packet again.
     Retransmit(Sender),
-    /// Sends an ICMP error about the other endpoint's last packet, which quotes this number of bytes of its transport
-    /// header.
+    /// Sends an ICMP error about the other endpoint's last packet. The error quotes `quoted` bytes of this packet, from
+    /// the transport header on.
     SendError { sender: Sender, kind: usize, quoted: u16, is_router: bool, fields: PacketFields },
 }
 

@@ -146,7 +146,9 @@ fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragment
     })
 }
 
-/// Returns packets that exceed the MTU of the next link: to a Pod with a smaller MTU, and from a Pod with a larger MTU.
+/// Returns the sender, the payload length and the fields of packets whose length is close to the smallest MTU on their
+/// path. Some packets to the Pod with the smaller MTU, and some from the Pod with the larger MTU, exceed the MTU of
+/// their next link.
 fn large(pod: usize) -> impl Strategy<Value = (Sender, u16, PacketFields)> {
     let (sender, sizes) = match pod {
         NARROW => (Sender::Client, 1320..1420_u16),

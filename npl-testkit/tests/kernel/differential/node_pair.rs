@@ -16,7 +16,7 @@ use crate::lab::mapping;
 use crate::oracle::{self, PROTOCOLS, Translation};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
-/// A node port, which is mapped for each protocol and family, and the Pod port of its mapping.
+/// A node port that is mapped for each protocol and family to one port of a Pod. `pod` is the number of the Pod.
 pub(super) struct Service {
     pub(super) node_port: u16,
     pub(super) pod: usize,

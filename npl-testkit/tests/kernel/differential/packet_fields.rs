@@ -64,7 +64,7 @@ pub(super) struct PacketFields {
     pub(super) hops: u8,
     pub(super) identification: u16,
     pub(super) dont_fragment: bool,
-    /// Index into [`OPTIONS`] or [`EXTENSIONS`].
+    /// Index into [`OPTIONS`] for IPv4, or into [`EXTENSIONS`] for IPv6.
     pub(super) options: usize,
     pub(super) checksum: Checksum,
     /// Number of bytes in the frame after the end of the packet.

@@ -18,9 +18,9 @@ const EVERYTHING: u16 = 3;
 const CHECKSUM_PENDING: u32 = 1 << 3;
 /// The flag `TP_STATUS_VLAN_VALID`: the frame has a VLAN tag, which the kernel has removed from the frame's bytes.
 const TAGGED: u32 = 1 << 4;
-/// Receive buffer of one frame: more than the largest MTU of the topology.
+/// Size in bytes of the buffer for one frame: more than the largest MTU of the topology.
 const FRAME_BYTES: usize = 2048;
-/// Receive buffer for all frames of one step.
+/// Size in bytes of the socket's receive buffer, which must have room for all frames of one step.
 const BUFFER_BYTES: libc::c_int = 4 << 20;
 
 /// A received frame.

@@ -96,8 +96,8 @@ fn translate(frame: &[u8], step: &Step) -> Vec<u8> {
     }
     readdress(family, &mut ip, side, to);
     decrement_ttl(&mut ip, family);
-    // If the header extends beyond the packet's end, the program has translated the whole header, but the receiver gets
-    // only the part before the end.
+    // If the transport header extends beyond the end that the IP header states, the program translates the whole
+    // transport header, but the receiver gets only the bytes before this end.
     ip.truncate(end_of_packet(&frame) - L3);
     let link = if step.from == Endpoint::Client { Endpoint::Pod(service.pod) } else { Endpoint::Client };
     let ethernet = link.ethernet();

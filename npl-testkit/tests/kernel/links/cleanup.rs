@@ -116,8 +116,8 @@ fn cleanup_keeps_a_qdisc_with_a_later_third_party_filter() {
     assert!(tc(&world, "filter show dev eth0 egress").contains("u32"));
 }
 
-/// Asserts that a dry run changes nothing, that it lists every pin and directory, and that the cleanup then removes what
-/// the dry run has listed. Returns the removed objects.
+/// Asserts that a dry run changes nothing, that it lists every pin and directory, and that the cleanup then removes
+/// what the dry run has listed. Returns the removed objects.
 #[track_caller]
 fn assert_dry_run_is_exact(world: &World) -> Vec<Removal> {
     let (before, existing) = (state(world), BTreeSet::from_iter(paths(world)));

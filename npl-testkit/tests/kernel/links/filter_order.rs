@@ -28,8 +28,8 @@ fn with_filters() -> World {
     world
 }
 
-/// Attaches filters that end the chain ahead of NPL's, with the same priority, as Cilium's agent does when it starts
-/// after NPL's.
+/// Attaches third-party filters with the priority of NPL's. They run before NPL's and end the chain, like those of a
+/// Cilium agent that starts after NPL's agent.
 fn attach_as_cilium(world: &World) -> Foreign {
     let uplink = &world.topology.client().uplink;
     Foreign::attach(&world.run, "cilium", uplink, ENDS_THE_CHAIN, Place::AheadAsFilter, &BOTH).unwrap()
@@ -60,12 +60,12 @@ fn npls_filter_is_moved_ahead_of_a_newer_filter() {
     let mut world = with_filters();
     let mut uplinks = uplinks_of(&world);
     let _cilium = attach_as_cilium(&world);
-    assert!(!is_served(&world), "the third-party filter runs before NPL's and ends the chain");
+    assert!(!is_served(&world), "the third-party filter must run before NPL's and end the chain");
     let report = decide(&mut world, &mut uplinks);
     assert!(report.errors.is_empty() && report.decisions.programs_ahead.is_empty(), "{report:?}");
     world.assert_answers();
     let again = decide(&mut world, &mut uplinks);
-    assert!(again.decisions.plan.moves.is_empty(), "a filter at the head is not moved");
+    assert!(again.decisions.plan.moves.is_empty(), "a filter at the head must not be moved");
     let filters = world.node().tc(&format!("filter show dev {} ingress", uplink_name(&world))).unwrap();
     assert_eq!(filters.matches("handle 0x4e504c02").count(), 1, "{filters}");
     assert!(!filters.contains("handle 0x4e504cff"), "the temporary filter of the move is left: {filters}");

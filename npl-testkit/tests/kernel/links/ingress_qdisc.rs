@@ -22,7 +22,8 @@ fn tc(world: &World, words: &str) -> String {
     world.node().tc(words).unwrap()
 }
 
-/// Surveys the devices after a change and attaches the programs, as the agent does. Returns which uplinks are served.
+/// Surveys the devices after a change and attaches the programs, as the agent does. Returns the numbers of uplinks on
+/// which attaching succeeded and failed.
 fn follow(world: &mut World, attach: Attach) -> Coverage {
     let mut uplinks =
         Uplinks::new(DeviceSelection::Auto, (Forwarding::Stack, NetworkPolicy::Applies), attach, GuardMode::Off);
@@ -56,7 +57,10 @@ fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
         world.datapath = Some(datapath);
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert!(matches!(&errors[..], [error] if error.contains("replace it by clsact")), "{errors:?}");
-        assert!(Inspection::read(world.bpffs.path()).unwrap().links.is_empty(), "no program is reported as attached");
+        assert!(
+            Inspection::read(world.bpffs.path()).unwrap().links.is_empty(),
+            "no program may be reported as attached"
+        );
         world.wait_until_refused();
     }
     let filters = tc(&world, "filter show dev eth0 ingress");

@@ -22,7 +22,8 @@ use crate::bpffs_pool::BPFFS;
 use crate::lab::{mapping, with_lab};
 use crate::world::{is_emulated, set_addresses};
 
-/// Asserts that a datapath opens with the pins that `prepare` has made, translates, and has no mappings.
+/// Asserts that the agent can open its datapath although `prepare` has pinned an unusable map: the datapath has no
+/// mappings, and accepts a mapping and a node address.
 fn opens_over(prepare: impl FnOnce(&Pins) + Send) {
     let open = || {
         let pins = Pins::new(Path::new(BPFFS));

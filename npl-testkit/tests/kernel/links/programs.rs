@@ -89,7 +89,7 @@ fn programs_of_another_build_are_removed_once_all_devices_use_new_ones() {
     let before = pinned(world.bpffs.path());
     let renamed = rename_build(world.bpffs.path());
     let mut next = world.open();
-    assert!(renamed.exists(), "devices still use the programs of the other build");
+    assert!(renamed.exists(), "the other build must stay pinned while devices use its programs");
     world.assert_answers();
     world.attach(&mut next);
     assert!(!renamed.exists());

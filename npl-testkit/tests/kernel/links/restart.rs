@@ -33,7 +33,7 @@ fn traffic_continues_without_an_agent_and_the_next_one_adopts_it() {
     let mut adopted = world.open();
     assert_eq!(adopted.mappings().unwrap(), mappings);
     let now = adopted.tables.totals(Family::V4).unwrap();
-    assert!(now.request_packets > carried.request_packets, "packets are counted while no agent runs: {now:?}");
+    assert!(now.request_packets > carried.request_packets, "packets must be counted while no agent runs: {now:?}");
     world.attach(&mut adopted);
     world.assert_answers();
     assert_eq!(adopted.tables.local_addresses().unwrap(), world.node_ips().into());
@@ -90,7 +90,7 @@ fn recreate_uplink(world: &World, ifindex: u32) {
 fn assert_attached_again(world: &mut World) {
     let error = traffic::tcp_connect(world.client(), world.frontend()).unwrap_err();
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-    assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host refuses");
+    assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host must refuse the connection");
     let mut datapath = world.datapath.take().unwrap();
     world.attach(&mut datapath);
     world.assert_answers();

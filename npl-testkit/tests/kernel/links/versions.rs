@@ -57,8 +57,8 @@ fn world(mechanism: Mechanism, abi: u32) -> World {
     world
 }
 
-/// Replaces each of NPL's TC filters on the uplinks by the same program under the handle of ABI `abi`, as if an agent of
-/// that ABI had attached it.
+/// Replaces each of NPL's TC filters on the uplinks by the same program under the handle of ABI `abi`, as if an agent
+/// of that ABI had attached it.
 fn change_handles(world: &World, abi: u32) {
     let pins = Pins::new(world.bpffs.path());
     let build = pins.builds().unwrap().remove(0);
@@ -80,7 +80,7 @@ fn handle(abi: u32) -> String {
     format!("{:#x}", u32::from(major) << 16 | u32::from(minor))
 }
 
-/// Returns the next agent, which attaches its programs by the same mechanism.
+/// Opens the datapath of the next agent, which attaches its programs by the same mechanism.
 fn open_next(world: &World, mechanism: Mechanism) -> Datapath {
     let mut next = world.open_configured();
     if mechanism == Mechanism::Filters {

@@ -163,7 +163,7 @@ fn device_without_native_xdp_is_reported() {
     let mut datapath = world.datapath.take().unwrap();
     let error = world.node().run(|| datapath.attach_xdp(bridge)).unwrap().unwrap_err();
     assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");
-    assert_eq!(world.xdp_program("up0"), None, "the kernel runs no generic XDP program either");
+    assert_eq!(world.xdp_program("up0"), None, "the kernel must not run the program as generic XDP instead");
 }
 
 #[test]

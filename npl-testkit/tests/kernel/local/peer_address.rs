@@ -207,8 +207,8 @@ fn totals(world: &mut World) -> MappingStats {
     world.datapath().tables.totals(Family::V4).unwrap()
 }
 
-/// The entries of a socket in the socket reverse NAT maps are freed when the socket is closed, also if its connection
-/// was refused, after which the kernel disconnects the socket.
+/// The entries of a socket in the socket reverse NAT maps must be freed when the socket is closed, even if the socket's
+/// connection was refused and the kernel has therefore disconnected the socket.
 #[test]
 fn entries_of_a_closed_socket_are_freed() {
     const NO_SERVER: u16 = NODE_PORT + 9;

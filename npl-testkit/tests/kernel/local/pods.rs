@@ -95,7 +95,7 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
             assert_eq!((answer.pod.as_str(), answer.client, sender.ip()), ("server", nat, server_ip));
         }
         drop(client);
-        // The mapping must still serve clients of the Pod.
+        // The mapping must still serve clients in the network namespace of `server`.
         scene.assert_answers(&server.netns, nat, "web-0");
     }
 }

@@ -122,7 +122,7 @@ pub(super) fn loopback_frontends() -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, NODE_PORT).into(), (Ipv6Addr::LOCALHOST, NODE_PORT).into()]
 }
 
-/// Whether loopback is supported, which needs `SO_NETNS_COOKIE` (Linux 5.14).
+/// Whether NPL serves node ports at loopback addresses, for which it needs `SO_NETNS_COOKIE` (Linux 5.14).
 pub(super) fn has_loopback() -> bool {
     KernelVersion::current().unwrap() >= KernelVersion::new(5, 14, 0)
 }

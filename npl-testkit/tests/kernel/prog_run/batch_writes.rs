@@ -34,13 +34,15 @@ fn mappings_of_one_batch_translate_and_count_independently() {
             let pod_at = |number: u16| SocketAddr::from((pod_ip(), POD_PORT + number));
             let wanted = (0..40).map(|number| mapping(Udp, NODE_PORT + number, pod_at(number), GENERATION)).collect();
             assert!(lab.datapath.upsert_mappings(&wanted).is_empty());
-            assert_eq!(lab.datapath.mappings().unwrap(), wanted, "the kernel has exactly these mappings");
+            assert_eq!(lab.datapath.mappings().unwrap(), wanted, "the kernel must have exactly these mappings");
             (0..40).for_each(|number| is_served(lab, NODE_PORT + number, pod_at(number)));
         });
     }
 }
 
-/// One mapping moves to another Pod, and two new mappings use its previous endpoint, which is removed and added again.
+/// In one batch, a UDP mapping moves to another Pod, a new UDP mapping leads to the endpoint that the first one has
+/// left, and a new TCP mapping leads to the TCP endpoint of the same Pod port. The new UDP mapping must be served,
+/// although the move alone would remove its endpoint.
 #[test]
 fn new_mappings_take_over_an_endpoint_that_moves_in_the_same_batch() {
     with_mappings(|lab| {

@@ -133,7 +133,7 @@ fn direct_segments_of_the_client_do_not_change_the_mapped_connection() {
     });
 }
 
-/// A direct datagram and the Pod's reply to it, both passed unchanged.
+/// Sends a direct datagram and the Pod's reply to it, and asserts that both are passed unchanged.
 #[track_caller]
 fn direct_datagram_is_answered(lab: &mut Lab, is_conflict: bool) {
     let (question, answer) = (udp(client(), pod(), b"to you"), udp(pod(), client(), b"from me"));

@@ -340,7 +340,7 @@ fn bad_quote_is_counted_for_an_invalid_header() {
             let Transport::Icmp(icmp) = &mut garbage.transport else { unreachable!("the packet is an ICMP error") };
             icmp.payload[0] = byte;
             // The changed byte makes the IP version or the header length invalid, or makes the header longer than the
-            // packet.
+            // packet. In IPv6, 0x6f is left out, because it is a valid first byte of an IPv6 header.
             if (family(), byte) != (Family::V6, 0x6f) {
                 passes(lab, PROG_INGRESS, garbage.build(), reason(Reason::BadQuote));
             }

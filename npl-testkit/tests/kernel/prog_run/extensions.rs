@@ -45,7 +45,7 @@ fn in_v6(test: impl Fn(&mut Lab) + Send + Sync) {
     with_mappings_of(Family::V6, test);
 }
 
-/// Padding options of this length (RFC 8200, section 4.2).
+/// Padding options of six and of fourteen bytes (RFC 8200, section 4.2).
 pub(crate) const SIX: &[u8] = &[1, 4, 0, 0, 0, 0];
 const FOURTEEN: &[u8] = &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 

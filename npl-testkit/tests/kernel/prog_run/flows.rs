@@ -31,7 +31,7 @@ fn flow_is_established_by_the_clients_second_packet() {
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REQUESTED));
         is_reply_translated(lab, SYN | ACK);
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REPLIED));
-        assert_eq!(lab.flow(flow(Tcp)), None, "no entry is in the flow table before the handshake is complete");
+        assert_eq!(lab.flow(flow(Tcp)), None, "the flow table must have no entry before the handshake is complete");
         establishes(lab);
         let entry = lab.flow(flow(Tcp)).unwrap();
         let state = entry.state;
@@ -128,7 +128,7 @@ fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
         lab.set_handshake(flow(Tcp), other);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
-        assert_eq!(lab.slot(flow(Tcp)), None, "the slot still belongs to the other flow");
+        assert_eq!(lab.slot(flow(Tcp)), None, "the flow must not overwrite the other flow's entry");
         is_reply_translated(lab, SYN | ACK);
         establishes(lab);
     });
@@ -158,7 +158,7 @@ fn established_flow_does_not_overwrite_a_half_open_flow_in_its_slot() {
         lab.set_slot(flow(Tcp), other);
         is_request_translated(lab, ACK);
         is_reply_translated(lab, ACK);
-        assert_eq!(lab.slot(flow(Tcp)), None, "the slot still belongs to the other flow");
+        assert_eq!(lab.slot(flow(Tcp)), None, "the flow must not overwrite the other flow's entry");
         lab.set_slot(flow(Tcp), 0);
         is_request_translated(lab, ACK);
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty slot is used");

@@ -131,7 +131,7 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
             assert_eq!(lab.ingress(&data).bytes, to(&data, pod()).build());
             is_reply_translated(lab, ACK);
             attack(lab, node());
-            assert_eq!(lab.flow(flow(Tcp)), None, "no forged segment establishes the flow");
+            assert_eq!(lab.flow(flow(Tcp)), None, "no forged segment may establish the flow");
             establishes(lab);
             is_reply_translated(lab, ACK);
             is_undisturbed(lab);

@@ -21,7 +21,7 @@ use crate::lab::{FlowEntry, Lab, NEXT};
 /// Quoted bytes of the transport header: the minimum of RFC 792, a whole TCP header, and more.
 const QUOTED: [usize; 3] = [8, 20, 64];
 
-/// Whether the Pod gets the errors about the replies of a flow.
+/// Whether NPL knows the flow that the forged errors quote. Only errors about a known flow reach the Pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Known,
@@ -106,7 +106,7 @@ fn forged_errors_do_not_disturb_an_idle_connection() {
         is_reply_translated(lab, ACK);
         attack(lab, segments(), Flow::Known);
         expire_flows(lab);
-        assert_eq!(lab.flow(flow(Tcp)), None, "an error does not refresh an entry");
+        assert_eq!(lab.flow(flow(Tcp)), None, "an error must not refresh an entry");
         attack(lab, segments(), Flow::Known);
         is_reply_translated(lab, ACK);
         attack(lab, segments(), Flow::Known);

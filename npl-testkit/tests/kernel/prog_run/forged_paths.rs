@@ -103,7 +103,7 @@ fn one_forged_datagram_on_another_path_diverts_replies_until_the_clients_next_da
                 let flows = lab.datapath.tables.flow_count().unwrap();
                 let forged = udp(client(), other, b"forged");
                 assert_eq!(lab.run(program, &forged.build()).bytes, to(&forged, pod()).build());
-                assert!(lab.datapath.tables.flow_count().unwrap() <= flows, "the datagram inserts no entry");
+                assert!(lab.datapath.tables.flow_count().unwrap() <= flows, "the datagram must insert no entry");
                 replies_leave_from(lab, other);
                 assert!(lab.flow(flow(Udp)).is_none_or(|entry| entry.state.generation == GENERATION));
                 live.asks(lab);

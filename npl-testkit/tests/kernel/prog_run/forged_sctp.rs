@@ -18,7 +18,7 @@ const KINDS: [u8; 8] = [INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA, SHUTDOWN,
 const HANDSHAKE_KINDS: [u8; 2] = [INIT, ABORT];
 const FORGED_TAG: u32 = SCTP_TAG ^ 1 << 31;
 
-/// Sends forged packets to `destination`, which reach the Pod.
+/// Sends forged packets with these chunk types to `destination`, and asserts that they reach the Pod.
 #[track_caller]
 fn attack(lab: &mut Lab, destination: SocketAddr, kinds: &[u8]) {
     for kind in kinds {

@@ -453,7 +453,7 @@ fn copy_that_one_hook_saved_is_not_sent_by_another() {
         assert_eq!(copy.len(), 1);
         let (first, translated) = (fragment(&packet, ID, 0, SIZE), fragment(&from(&packet, node()), ID, 0, SIZE));
         becomes(lab, PROG_EGRESS, &first, translated, reply(mapping, first.len()));
-        assert!(copy.is_subset(&saved()), "the copy is still saved");
+        assert!(copy.is_subset(&saved()), "the copy must stay in the fragment buffer");
     });
 }
 

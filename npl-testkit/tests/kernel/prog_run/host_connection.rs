@@ -117,8 +117,8 @@ fn icmp_errors_about_packets_of_a_host_connection_are_passed_to_the_host() {
     });
 }
 
-/// A client may open a connection from an address and port to which the host has connected before. Its SYN is
-/// translated, because a SYN is never a reply to the host.
+/// A client may open a connection from an address and port to which the host has connected before. The client's SYN
+/// must be translated, because a SYN is never a reply to the host.
 #[test]
 fn client_connection_is_translated_despite_an_earlier_host_connection() {
     with_mappings(|lab| {
@@ -262,8 +262,8 @@ fn translated_replies_create_no_host_connection() {
 }
 
 /// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. If the egress program recorded the
-/// SYN-ACK as one of a host connection, the client's packets would be passed to the host once the connection's entry is
-/// overwritten.
+/// SYN-ACK as a packet of a host connection, the ingress program would pass the client's packets to the host as soon as
+/// other flows overwrite the handshake's entries in the half-open cache.
 #[test]
 fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

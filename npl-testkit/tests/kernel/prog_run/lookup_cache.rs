@@ -96,8 +96,9 @@ fn second_request_uses_the_lookup_cache() {
     });
 }
 
-/// A device without Ethernet headers has the stack program, while another device has the redirect program, and both
-/// programs share the cache. This is also the case while `--forwarding` changes.
+/// The program for stack mode and the program for redirect mode may run at the same time and share the lookup cache: on
+/// devices without and with Ethernet headers, or while `--forwarding` changes. Each program must handle requests in its
+/// own mode, whichever of the two has stored the cached mapping.
 #[test]
 fn stack_and_redirect_programs_share_the_lookup_cache() {
     with_mappings(|lab| {

@@ -32,7 +32,7 @@ fn request(lab: &mut Lab, packet: &Packet) -> i32 {
 fn stack_forwards_to_pod(lab: &mut Lab, packet: &Packet) {
     let packet = to(packet, pod()).build();
     let Outcome { action, bytes, changes } = lab.run(PROG_TO_PODS, &packet);
-    assert_eq!((action, bytes, changes), (NEXT, packet, vec![]), "the program only records an observation");
+    assert_eq!((action, bytes, changes), (NEXT, packet, vec![]), "the program must only record an observation");
 }
 
 /// Records that the kernel stack has forwarded a packet of the Pod.
@@ -76,9 +76,13 @@ fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
         // This packet ends the handshake. NPL offloads a flow only after its connection tracking has seen the complete
         // handshake.
         assert_eq!(request(lab, &data()), NEXT);
-        assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
+        assert_eq!(
+            request(lab, &data()),
+            NEXT,
+            "the flow is offloaded before the stack has forwarded a packet of the established flow"
+        );
         stack_forwards_to_pod(lab, &data());
-        assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a reply yet");
+        assert_eq!(request(lab, &data()), NEXT, "the flow is offloaded before the stack has forwarded a reply");
         stack_forwards_to_client(lab, &tcp(pod(), client(), ACK, b"answer"));
         assert_eq!(request(lab, &data()), REDIRECT);
         stack_forwards_to_pod(lab, &data());
@@ -97,8 +101,8 @@ fn udp_flow_is_offloaded_once_it_is_established() {
     });
 }
 
-/// Although forged datagrams arrive, the UDP flow is offloaded again within the time limit: datagrams on any path do
-/// not mark the flow as ended.
+/// Forged datagrams to any address of the Pod port must not end the offload of a UDP flow. When an offloaded flow
+/// returns to the stack for a moment, it must be offloaded again within the time limit.
 #[test]
 fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
     with_mappings(|lab| {
@@ -123,7 +127,11 @@ fn offloaded_flow_returns_to_the_stack_periodically() {
         offloaded_connection(lab);
         poll::until("a packet that is passed to the stack", LIMIT, || (request(lab, &data()) == NEXT).then_some(()))
             .unwrap();
-        assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded that packet");
+        assert_eq!(
+            request(lab, &data()),
+            NEXT,
+            "the flow is redirected again, although the stack has not forwarded a packet of the flow"
+        );
         stack_forwards_to_pod(lab, &data());
         assert_eq!(request(lab, &data()), REDIRECT);
     });

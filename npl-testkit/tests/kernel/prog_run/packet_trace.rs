@@ -41,8 +41,8 @@ fn steps(trace: &mut PacketTrace) -> Vec<Step> {
     steps
 }
 
-/// Returns the only record that was written since the last call, and keeps tracing on for the next packet, which a slow
-/// machine may send late.
+/// Returns the only record that was written since the last call. Then extends the time for which tracing stays on,
+/// because a slow machine may send the test's next packet only after that time.
 #[track_caller]
 fn only_step(trace: &mut PacketTrace) -> Step {
     let steps = steps(trace);
@@ -163,7 +163,7 @@ fn xdp_records_the_frames_that_it_translates_or_drops() {
         assert_eq!(step.before, captured(&request.build()));
         assert_eq!(step.after, captured(&to(&request, pod()).build()));
         lab.run_xdp(&tcp(client(), pod(), SYN, b"").build());
-        assert_eq!(steps(&mut trace), [], "a frame that XDP passes to TC is recorded by TC only");
+        assert_eq!(steps(&mut trace), [], "only TC may record a frame that XDP passes to TC");
         lab.add_restricted(Tcp, NODE_PORT, pod(), GENERATION, "");
         lab.run_xdp(&request.build());
         let step = only_step(&mut trace);
@@ -187,7 +187,7 @@ fn packets_that_the_filter_does_not_select_are_not_recorded() {
         assert_eq!(
             only_step(&mut trace).verdict,
             ProgramVerdict::Translated,
-            "the translated packet has the Pod's address, so the filter selects the packet"
+            "the filter must select the packet, because the translated packet has the Pod's address"
         );
         lab.ingress(&tcp(router(), (node_ip(), 61_099).into(), SYN, b""));
         assert_eq!(steps(&mut trace), []);
@@ -212,7 +212,7 @@ fn filter_whose_time_is_over_is_turned_off_by_the_next_packet() {
         assert_eq!(filter.get(&0, 0).unwrap(), TraceFilter::OFF);
         let mut ring: RingBuf<MapData> = open(MAP_TRACE_RING);
         lab.run(PROG_EGRESS, &tcp(pod(), client(), SYN | ACK, b"").build());
-        assert!(ring.next().is_none(), "nothing is recorded after `trace` has ended");
+        assert!(ring.next().is_none(), "no packet may be recorded after `trace` has ended");
     });
 }
 

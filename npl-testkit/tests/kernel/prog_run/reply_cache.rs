@@ -94,8 +94,8 @@ fn second_reply_uses_the_reply_cache() {
     });
 }
 
-/// The flow table evicts the entries that were least recently looked up, so an entry in use must be looked up
-/// regularly.
+/// A cached reply must expire, so that the program looks up the flow table again: the flow table evicts the entries
+/// that were least recently looked up, so an entry in use must be looked up regularly.
 #[test]
 fn reply_cache_entry_expires_and_the_flow_table_is_looked_up_again() {
     with_mappings(|lab| {
@@ -104,7 +104,10 @@ fn reply_cache_entry_expires_and_the_flow_table_is_looked_up_again() {
         lab.evict(flow(Tcp));
         let since = Instant::now();
         while lab.slot(flow(Tcp)).map(half_open::phase) != Some(Phase::REPLIED) {
-            assert!(since.elapsed() < LATER, "the eviction from the flow table is not noticed");
+            assert!(
+                since.elapsed() < LATER,
+                "the program still uses the cached reply after the eviction from the flow table"
+            );
             is_reply_translated(lab, ACK);
         }
     });

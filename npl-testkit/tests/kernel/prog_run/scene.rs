@@ -208,7 +208,7 @@ pub(crate) fn establish(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
     lab.ingress(&tcp(client(), node(), ACK, b""));
-    assert!(lab.flow(flow(Tcp)).is_some(), "the client's second packet establishes the flow");
+    assert!(lab.flow(flow(Tcp)).is_some(), "the client's second packet must establish the flow");
 }
 
 /// Asserts that the Pod's TCP segment is translated to come from the node port, and that only the packet and byte

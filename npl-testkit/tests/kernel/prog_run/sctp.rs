@@ -42,7 +42,7 @@ fn request_goes_to_the_pod_and_reply_comes_from_the_node() {
     });
 }
 
-/// The updated CRCs must be correct for packets of every length that fits a link, including lengths that no SCTP stack
+/// The updated CRCs must be correct for packets of any length that fits a link, including lengths that no SCTP stack
 /// sends.
 #[test]
 fn updated_crcs_equal_a_full_computation() {

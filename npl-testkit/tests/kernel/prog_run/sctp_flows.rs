@@ -50,7 +50,7 @@ fn association_is_established_by_the_clients_second_packet() {
         request_passes(lab, INIT, first_request);
         assert_eq!(lab.slot(flow(Sctp)).map(half_open::phase), Some(Phase::REQUESTED));
         reply_passes(lab, INIT_ACK);
-        assert_eq!(lab.flow(flow(Sctp)), None, "no entry is in the flow table before the handshake is complete");
+        assert_eq!(lab.flow(flow(Sctp)), None, "the flow table must have no entry before the handshake is complete");
         request_passes(lab, COOKIE_ECHO, establishing_request);
         assert_eq!((entry(lab).node_addr, entry(lab).state.node_port), (node_ip(), NODE_PORT));
         reply_passes(lab, COOKIE_ACK);
@@ -159,8 +159,8 @@ fn quoted_crc_that_is_left_to_hardware_stays_zero() {
     });
 }
 
-/// A quoted first fragment does not contain the length of the whole datagram, so its ports are translated, but its CRC
-/// is kept.
+/// A quoted first fragment does not contain the length of the whole packet, so the program can translate its ports, but
+/// cannot update its CRC.
 #[test]
 fn quoted_first_fragment_keeps_its_crc() {
     with_mappings_of(Family::V4, |lab| {

@@ -27,7 +27,8 @@ const BUFFERED: i32 = 7;
 /// Chunk type of a selective acknowledgment.
 const SACK: u8 = 3;
 
-/// Returns the packet with further chunks before its own, given by type and length of content.
+/// Returns the packet with further chunks before its own chunks. `chunks` has the type and the content length of each
+/// further chunk.
 fn with_chunks_before(packet: Packet, chunks: &[(u8, usize)]) -> Packet {
     let ahead = chunks.iter().flat_map(|(kind, bytes)| {
         let Transport::Sctp(ahead) = sctp(client(), node(), *kind, &vec![0xa5; *bytes]).transport else {
@@ -158,8 +159,8 @@ fn chunks_before_the_cut_one_are_skipped() {
 #[test]
 fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     with_mappings(|lab| {
-        // The last chunk ends exactly at the end of the first fragment: 12 bytes of common header, and chunks of 4 + 16
-        // and 4 + 28 bytes.
+        // No chunk continues in the second fragment, so the program cannot derive the packet's length: the first
+        // fragment contains exactly 12 bytes of common header, and chunks of 4 + 16 and 4 + 28 bytes.
         let packets = both(lab, &[7; 28], |packet| {
             let packet = with_chunks_before(packet, &[(SACK, 16)]);
             with_chunks(packet, |chunks| [chunks.clone(), chunks].concat())

@@ -176,7 +176,7 @@ fn established_connection_is_dropped_when_its_source_is_removed() {
     });
 }
 
-/// Datagrams and segments of several fragments.
+/// Returns a datagram and a segment that are large enough for several fragments, each with the name of its mapping.
 fn large(client: SocketAddr) -> [(Packet, &'static str); 2] {
     let payload = [7; 300];
     [(udp(client, node(), &payload), "61000/udp"), (tcp(client, node(), PSH | ACK, &payload), "61000/tcp")]
@@ -242,6 +242,6 @@ fn replies_are_not_checked_against_the_allow_list() {
         restrict(lab, "");
         let answer = tcp(pod(), client(), PSH | ACK, b"the rest");
         let outcome = lab.egress(&answer);
-        assert_eq!(outcome.bytes, from(&answer, node()).build(), "the reply to an earlier request is translated");
+        assert_eq!(outcome.bytes, from(&answer, node()).build(), "the reply to an earlier request must be translated");
     });
 }

@@ -56,13 +56,13 @@ fn swept(lab: &mut Lab, later: Duration) -> usize {
     lab.datapath.tables.remove_expired_flows(now() + later, |_, _| {}).unwrap()
 }
 
-/// Removes every conntrack entry, as if no packet had arrived for longer than every idle timeout. The
+/// Removes every entry from the flow tables, as if no packet had arrived for longer than every idle timeout. The
 /// half-open cache keeps the entries of the flows, but an entry of an established flow gets the phase "replied".
 pub(super) fn expire_flows(lab: &mut Lab) {
     swept(lab, AFTER_ALL);
 }
 
-/// Runs sweeps of the half-open cache until every entry without an entry in the flow table has timed out, and returns
+/// Runs sweeps of the half-open cache until all entries of flows that are not in the flow table have timed out. Returns
 /// the number of removed entries.
 pub(super) fn expire_words(lab: &mut Lab) -> usize {
     let mut expiry = Default::default();
@@ -80,7 +80,11 @@ fn closed_connections_time_out_soon_and_open_ones_do_not() {
         assert_eq!(swept(lab, AFTER_CLOSED), 0);
         lab.ingress(&tcp(client(), node(), FIN | ACK, b""));
         lab.egress(&tcp(pod(), client(), FIN | ACK, b""));
-        assert_eq!(swept(lab, Duration::ZERO), 0, "the last ACK may be retransmitted");
+        assert_eq!(
+            swept(lab, Duration::ZERO),
+            0,
+            "the closed flow must stay for a while, because the last ACK may be retransmitted"
+        );
         assert_eq!(swept(lab, AFTER_CLOSED), 1);
         assert_eq!((lab.flow(flow(Tcp)), lab.flow(flow(Udp)).is_some()), (None, true));
         assert_eq!(swept(lab, AFTER_UDP), 1);
@@ -111,7 +115,8 @@ fn insert(
     flows.insert(key, FlowV4 { state, node_addr: [192, 0, 2, 10], pad: 0 }, 0).unwrap();
 }
 
-/// Inserts many connections, of which every `every`-th has ended.
+/// Inserts [`MANY`] TCP connections, on each of which the Pod has sent a FIN. One in `every` has ended, because the
+/// client has sent a FIN too.
 fn fill(every: u32) {
     let mut flows = open(MAP_FLOW_V4);
     for client in 0..MANY {
@@ -210,7 +215,7 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
         assert_eq!(swept(BEFORE_CLOSED), 0, "a reply may still arrive");
         assert_eq!(swept(AFTER_CLOSED), capacity / 2);
         assert_eq!(left, BTreeMap::from([(Family::V4, 1), (Family::V6, 0)]));
-        assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "only the TCP connection is left");
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "only the TCP connection must be left");
     });
 }
 

@@ -124,7 +124,7 @@ fn xdp_passes_all_other_frames_unchanged_and_uncounted() {
     });
 }
 
-/// The hook that translates a request.
+/// The programs that a received frame traverses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     TcAlone,

@@ -124,7 +124,8 @@ fn sockets(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<L
     }
 }
 
-/// Transfers through the kernel stack, and with redirect.
+/// Transfers data through the kernel stack and with redirect, in both directions and families, until all sockets along
+/// the path have observed a large packet.
 fn transfer_in_large_packets(mut world: World) {
     for forwarding in [Forwarding::Stack, Forwarding::Redirect] {
         world.follow(forwarding);

@@ -89,7 +89,7 @@ fn client_discovers_the_path_mtu_to_its_pod() {
     }
 }
 
-/// Maps a Pod port that the Pod does not serve, in both families.
+/// Maps a Pod port on which no server listens, in both families. Returns the NAT addresses.
 fn map_closed_port(world: &mut World) -> [SocketAddr; 2] {
     for pod_ip in world.pod().ips() {
         let (frontend, backend) = mapping(Protocol::Udp, CLOSED_NODE_PORT, (pod_ip, POD_PORT + 1).into(), 1);

@@ -33,7 +33,8 @@ table inet npl_test {
 /// Number of addresses of both Pods.
 const ADDRESSES: usize = 4;
 
-/// Time limit far above an interval of offload and the usual duration of waits for the kernel.
+/// Time limit of waits: far above their usual duration, and above the interval after which an offloaded flow returns to
+/// the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The time limit for a reply that must not arrive.
 const REPLY_LIMIT: Duration = Duration::from_millis(500);
@@ -58,7 +59,11 @@ fn assert_not_redirected_while<T>(world: &mut World, put: impl Fn(&World) -> T, 
     world.node().set_liberal_tracking(true).unwrap();
     for forwarding in [Forwarding::Redirect, Forwarding::Offload] {
         let there = put(world);
-        assert_eq!(redirected_after(world, forwarding), ADDRESSES / 2, "only the other Pod's two addresses");
+        assert_eq!(
+            redirected_after(world, forwarding),
+            ADDRESSES / 2,
+            "redirect only to the other Pod's two addresses"
+        );
         take(world, there);
         assert_eq!(redirected_after(world, forwarding), ADDRESSES);
     }
@@ -129,7 +134,9 @@ fn third_party_programs_on_a_bridge_are_not_bypassed() {
     assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
 }
 
-/// A redirected reply traverses the uplink's qdisc and TC programs, like a packet of the host.
+/// A redirected reply traverses the uplink's qdisc and egress programs, like a packet of the host. Redirected requests
+/// would bypass a program that runs after NPL's at the uplink's ingress hook, so the agent redirects no packets while
+/// such a program is attached.
 #[test]
 fn third_party_programs_after_npls_on_an_uplink_are_not_bypassed() {
     let mut world = redirected();

@@ -32,8 +32,8 @@ const BETWEEN: u64 = 64;
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 
-/// The number of pairs of flood fragments before the legitimate datagrams. These pairs fill two thirds of the tracking
-/// records.
+/// The number of pairs of flood fragments before the legitimate datagrams. Unless the processor is emulated, these
+/// pairs fill about two thirds of the fragment tracking records.
 fn pairs() -> u64 {
     if is_emulated() { 500 } else { SLOTS.into() }
 }

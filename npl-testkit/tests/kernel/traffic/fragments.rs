@@ -70,14 +70,15 @@ fn replies_that_the_node_fragments_are_translated() {
     assert_eq!((answer.pod.as_str(), answer.client.ip()), ("no-pmtud", world.client_ip()));
 }
 
-/// Orders of four fragments.
+/// The orders in which the tests send the four fragments of a datagram.
 pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
 /// Identification of the next datagram. Each datagram needs a new identification, because early fragments with a known
 /// identification would be translated immediately.
 static NEXT_ID: AtomicU32 = AtomicU32::new(0x4e50);
 
-/// Sends a datagram of four fragments in every order, and returns the names of the servers that reply.
+/// Sends datagrams of four fragments to each server, one datagram in each order of [`ORDERS`]. Returns the names of the
+/// Pods that reply.
 pub(super) fn request_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
     // All fragments must arrive on one processor, because early fragments are saved per processor.
     stay_on_this_processor();
@@ -120,8 +121,9 @@ fn fragmented_requests_to_the_node_arrive_in_any_order() {
     assert_eq!(request_in_every_order(&world, world.node_ips().map(|ip| (ip, 9090).into())), ["node"; 10]);
 }
 
-/// Sends replies of four fragments in every order from the first Pod's device, whose link peer is `gateway`. Asserts
-/// that the client of an established flow receives all replies complete and from the NAT address.
+/// Sends replies of four fragments from the first Pod's device, whose link peer is `gateway`, one reply in each order
+/// of [`ORDERS`]. Asserts that the client of an established flow receives all replies complete and from the NAT
+/// address.
 #[track_caller]
 pub(super) fn reply_in_every_order(world: &World, gateway: &Device) {
     stay_on_this_processor();

@@ -28,8 +28,8 @@ const SHORT: u32 = 4;
 /// Timeout in seconds that is longer than any test.
 const LONG: u32 = 3600;
 
-/// The number of questions that a UDP socket sends before the other socket's turn. Both turns must end within [`SHORT`],
-/// also on an emulated processor.
+/// The number of questions that a UDP socket sends before the other socket's turn. Both turns must end within
+/// [`SHORT`], also on an emulated processor.
 const QUESTIONS: usize = 10;
 
 /// The duration of a flow. An entry without packets would time out within half of this duration.
@@ -110,9 +110,9 @@ fn kernel_conntrack_keeps_offloaded_connections() {
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
-/// If kernel conntrack did not see the end of a connection, its entry would stay for an hour. The timeouts are longer
-/// than by default: the stack does not forward every acknowledgment, so the shorter timeout of unacknowledged data
-/// applies.
+/// If kernel conntrack did not see the end of a connection, the connection's entry would stay for the timeout that the
+/// test sets: an hour. The timeout of unacknowledged data is longer than by default, because the stack does not forward
+/// every acknowledgment, so that this timeout applies to live connections.
 #[test]
 fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and_sees_their_end() {
     let world = offloading();

@@ -53,7 +53,7 @@ fn scenes(world: &World) -> [Scene; 2] {
     ]
 }
 
-/// Installs nftables rules with the same mappings.
+/// Installs nftables rules with the same mappings as those of [`install_npl`].
 fn install_rules(world: &World) {
     let mut translations = Vec::new();
     for Scene { nodes, pod, .. } in scenes(world) {
@@ -109,7 +109,8 @@ fn is_error(packet: &Packet) -> bool {
     matches!(&packet.transport, Transport::Icmp(icmp) if matches!(icmp.kind, 1..=4 | 11 | 12))
 }
 
-/// Returns all errors as they arrive at the client and at the Pod.
+/// Causes ICMP errors about a closed port and an expired TTL, which arrive at the client, and sends ICMP errors of a
+/// router, which arrive at the Pod. Returns all these errors as they arrive.
 fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
     let (device, uplink) = (&world.topology.client().device, &world.topology.client().uplink);
     let client = wire::open_for(scene.family, device, uplink);

@@ -19,8 +19,8 @@ use crate::world::{NODE_PORT, World};
 /// one port of the Node, and this port can have only one connection to each server port.
 const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
 
-/// Rules that masquerade connections to the node port of the first Pod, as `MASQUERADE --random-fully` may do by
-/// chance.
+/// Rules that masquerade connections of Pods and give them the source port 61000, which is also the first Pod's node
+/// port. `MASQUERADE --random-fully` may choose this port by chance.
 const MASQUERADE: &str = "
 table inet npl_test {
   chain postrouting {

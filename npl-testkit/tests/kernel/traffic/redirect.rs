@@ -221,7 +221,7 @@ fn redirect_follows_route_changes_of_a_pod() {
     for _turn in 0..3 {
         node.ip(&by_gateway).unwrap();
         world.follow(Forwarding::Redirect);
-        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "only the other Pod's two addresses");
+        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "redirect only to the other Pod's two addresses");
         world.assert_answers();
         node.ip(&directly).unwrap();
         let per_second = if is_emulated() { 100 } else { 2000 };
@@ -301,7 +301,7 @@ fn redirected_requests_by_a_second_uplink_are_answered() {
     }
 }
 
-/// The stack forwards direct connections of Pods and clients unchanged.
+/// In redirect mode, the stack must forward direct connections of clients to Pods, and must not change their packets.
 #[test]
 fn direct_connections_take_the_stack_in_redirect_mode() {
     let world = redirected();
@@ -320,10 +320,10 @@ fn removed_pod_leaves_no_redirect_state_and_others_are_served() {
     world.follow(Forwarding::Redirect);
     world.node().nft(DROP_FORWARDED).unwrap();
     world.assert_answers();
-    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "only the other Pod's two addresses");
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "redirect only to the other Pod's two addresses");
     let hooks = world.datapath().hooks.attached_hooks().unwrap();
     let attached: BTreeSet<u32> = hooks.into_iter().map(|(ifindex, _)| ifindex).collect();
-    assert_eq!(attached.len(), 2, "the uplink, and the other Pod's device");
+    assert_eq!(attached.len(), 2, "programs only on the uplink and on the other Pod's device");
     world.follow(Forwarding::Stack);
     assert!(world.datapath().redirected().unwrap().is_empty());
 }

@@ -44,8 +44,8 @@ fn dropped(world: &World) -> u64 {
     world.node().counter("TcpExt", "IPReversePathFilter").unwrap()
 }
 
-/// Asserts that the kernel drops requests of both protocols before the Pod receives them. Only IPv4 is tested, because
-/// the kernel has no reverse path filter for IPv6.
+/// Asserts that the kernel drops IPv4 requests of both protocols before the Pod receives them. IPv6 requests must be
+/// answered, because the kernel has no reverse path filter for IPv6.
 #[track_caller]
 fn assert_requests_are_dropped_in_v4(world: &World) {
     let [v4, v6] = world.frontends();
@@ -80,7 +80,8 @@ fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_
     }
 }
 
-/// A redirect bypasses the filter and the Pod's routing table: replies are routed by the Node's address.
+/// A redirect bypasses the filter and the Pod's routing table: replies are routed like packets from the node address,
+/// and leave through the uplink on which the request arrived.
 #[test]
 fn redirected_requests_to_a_policy_routed_pod_pass_a_strict_filter_and_are_answered_by_their_uplink() {
     let mut world = pod_with_a_table_of_its_own();

@@ -41,7 +41,8 @@ fn mapped(mut world: World) -> World {
     world
 }
 
-/// Complete associations, with messages of several packets.
+/// Exchanges a short and a long message with the Pod in each family, each on an association of its own. The long
+/// message takes several packets.
 #[track_caller]
 fn exchange_messages(world: &World) {
     for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
@@ -166,8 +167,8 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// Sends a fragmented request and reply, with the fragments in every order. A packet has either one chunk, which
-/// continues in the next fragment, or many chunks, so that a fragment may end between two of them.
+/// Sends fragmented requests and replies, with the fragments in each order of [`ORDERS`]. A packet has either one
+/// chunk, which continues in the next fragment, or many chunks, so that a fragment may end between two of them.
 #[track_caller]
 fn exchange_fragments(world: &World) {
     // All fragments must arrive on one processor, because early fragments are saved per processor.
@@ -370,7 +371,8 @@ fn in_each_family(world: &World, test: impl Fn(Family, &Association<'_>)) {
     }
 }
 
-/// A complete exchange in each family, in which the Pod sends its name.
+/// Exchanges messages of several lengths on an association in each family, and asserts that each is translated with a
+/// correct CRC.
 #[track_caller]
 fn exchange_data(world: &World) {
     in_each_family(world, |_, association| {
@@ -398,8 +400,8 @@ fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     exchange_fragments(&world);
 }
 
-/// Tests fragmented SCTP packets with `--forwarding redirect`, in both directions and with the fragments in every
-/// order.
+/// Tests fragmented SCTP packets with `--forwarding redirect`, in both directions and with the fragments in each order
+/// of [`ORDERS`].
 #[test]
 fn fragmented_packet_has_a_correct_crc_with_redirect() {
     exchange_fragments(&mapped(redirected()));

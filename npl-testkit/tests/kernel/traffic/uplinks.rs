@@ -80,7 +80,7 @@ pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not
         // The other uplink may have some packets, because neighbor resolution uses it too.
         assert!(
             unexpected < bytes() / 100 && expected > bytes(),
-            "{unexpected} bytes arrived by the wrong uplink, {expected} by the right one"
+            "the client received {unexpected} bytes through the wrong uplink, {expected} through the right one"
         );
     }
 }

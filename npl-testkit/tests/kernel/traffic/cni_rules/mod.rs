@@ -103,9 +103,9 @@ fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Tar
     }
 }
 
-/// Applies the forwarding mode, or the changed MTU of a device, once all connections are closed. While the agent changes
-/// the next hops, packets pass the stack. Kernel conntrack has no entry for a connection that was redirected, and
-/// classifies its FIN as invalid.
+/// Applies the forwarding mode, or the changed MTU of a device, after all connections are closed. Otherwise, a rule
+/// would drop the FIN of an open connection: while the agent changes the next hops, the FIN would pass through the
+/// stack, where kernel conntrack has no entry for a redirected connection and classifies the FIN as invalid.
 fn switch(world: &mut World, forwarding: Forwarding) {
     world.wait_for_closed_connections();
     world.follow(forwarding);
@@ -144,7 +144,8 @@ fn assert_passes(world: &World, forwarding: Forwarding, targets: &[Target]) {
     }
 }
 
-/// Asserts that a client whose packets exceed the path MTU receives an ICMP error from the address to which it sent.
+/// Asserts that a client learns the path MTU when its packets exceed the MTU of a Pod's link. For this, the client must
+/// receive an ICMP error about a packet to the NAT address.
 fn assert_path_mtu_discovery(world: &mut World, forwarding: Forwarding, targets: fn(&World) -> Vec<Target>) {
     let set_mtu = |world: &World, mtu| world.pods.iter().for_each(|(pod, _)| pod.host_device.set_mtu(mtu).unwrap());
     set_mtu(world, SMALL_LINK);
@@ -175,7 +176,7 @@ fn assert_nothing_was_dropped(world: &World, forwarding: Forwarding) {
     assert!(dropped.iter().all(|(_, packets)| *packets == 0), "in {forwarding:?} mode: {dropped:?}");
 }
 
-/// Returns every dropping rule that has a counter, with its number of packets.
+/// Returns every rule that has an inline counter, with its number of packets. In these rulesets, all such rules drop.
 fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     let rules = world.node().nft("list ruleset").unwrap();
     let counted = |line: &str| {
@@ -185,8 +186,8 @@ fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     rules.lines().filter_map(counted).collect()
 }
 
-/// Asserts that one of these rules drops the packet that `send` sends. This proves that the counters work: in other
-/// tests, a count of zero means that no packet was dropped.
+/// Asserts that a rule that `is_expected` selects drops the packet that `send` sends. This proves that the counters
+/// work: in other tests, a count of zero means that no packet was dropped.
 #[track_caller]
 fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
     let dropped = || -> u64 {
@@ -250,8 +251,8 @@ fn npl_works_with_antrea_rules_and_strict_reverse_path_filter() {
     assert_passes_in_every_mode(&mut world, to_first_pod);
 }
 
-/// Asserts that the policy rejects another client and another Pod port. The host's ICMP error comes from the address to
-/// which the client sent.
+/// Asserts that the policy rejects the allowed client's connection to the second Pod, and another client's connections
+/// to the first Pod. The client must receive the host's ICMP error from the address to which it sent.
 #[track_caller]
 fn assert_policy(world: &World) {
     let second_pod = (world.node_ip(), NODE_PORT + 1).into();
@@ -270,8 +271,8 @@ fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
     assert_policy(&world);
 }
 
-/// Creates a Node with the AWS VPC CNI. The second Pod's packets leave through the second interface, where the network
-/// does not accept the Node's address as source.
+/// Creates a Node with the policy routing of the AWS VPC CNI, and with these netfilter rules. The second Pod's packets
+/// leave through the second interface, where the network does not accept the Node's address as source.
 fn node_with_aws_vpc(rules: &[&str]) -> World {
     let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();
@@ -335,7 +336,7 @@ fn direct_request_through_the_pods_own_interface_is_not_marked() {
     let second_client = &world.topology.clients()[1];
     assert_eq!(tcp_request(&second_client.netns, (second, POD_PORT).into(), "directly?").unwrap().pod, "web-1");
     assert_eq!((count("first_marked"), count("second_marked")), (0, 0));
-    assert!(count("second_unmarked") > 0, "the request arrived by the second interface");
+    assert!(count("second_unmarked") > 0, "the request must arrive on the second interface");
     assert_eq!(tcp_request(world.client(), (world.node_ip(), NODE_PORT + 1).into(), "who?").unwrap().pod, "web-1");
     assert!(count("first_marked") > 0);
     assert_eq!(count("second_marked"), 0);
@@ -352,7 +353,7 @@ fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
         socket.send(b"who?").unwrap();
         poll::uninterrupted(|| socket.recv(&mut answer))
     };
-    assert!(ask().is_err(), "the reply leaves by the second interface");
+    assert!(ask().is_err(), "without the guard, the reply must leave through the second interface and get lost");
     let _guarded = guarded(world);
     poll::until("a reply", LIMIT, || ask().ok()).unwrap();
 }

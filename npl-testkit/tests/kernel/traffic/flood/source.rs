@@ -71,7 +71,8 @@ impl<'p> Source<'p> {
         sent
     }
 
-    /// Number of `sent` SYNs that have arrived at the Pod, if the Pod receives them.
+    /// Waits a limited time for `sent` SYNs to arrive at the Pod, and returns the number that have arrived; none for
+    /// [`Self::Program`], whose SYNs leave no device.
     pub(super) fn arrived(&self, sent: u64) -> Option<u64> {
         match self {
             Self::Uplink(meter) => Some(meter.wait_for(sent).unwrap()),
