@@ -72,7 +72,8 @@ pub(super) struct Status {
     pub(super) node_ports: Option<NodePortCounts>,
     /// How many node ports of the port range are in use; empty if no agent runs.
     pub(super) port_usage: Vec<PortUsageView>,
-    /// For each map that can become full: the number of elements and the capacity.
+    /// For the maps of mappings, allowed sources, flows, node addresses and next hops: the number of elements and the
+    /// capacity.
     pub(super) tables: Vec<TableFill>,
     /// The number of established conntrack entries of NPL.
     pub(super) flows: usize,
@@ -282,7 +283,8 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
     }
 }
 
-/// Returns the number of elements and the capacity of every map that can become full.
+/// Returns the number of elements and the capacity of the maps of mappings, allowed sources, flows, node addresses and
+/// next hops.
 fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };
     let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], (used, capacity)| {

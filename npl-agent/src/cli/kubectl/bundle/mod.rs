@@ -60,8 +60,8 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Re
     let written = write(kubectl, args, out?);
     match &written {
         Ok(_) => note(&format!("wrote {}", path.display())),
-        // An error of the removal is ignored, because the caller reports the error for which the archive could not be
-        // written.
+        // An error of the removal is ignored, because the caller reports the error that prevented the archive from
+        // being written.
         Err(_) => drop(fs::remove_file(path)),
     }
     written

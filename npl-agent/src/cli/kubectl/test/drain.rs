@@ -88,7 +88,7 @@ impl Drop for OpenConnection<'_> {
     }
 }
 
-/// The test's objects and the time limit, which all steps of the drain test need.
+/// The objects of the drain test, and the interrupt, which reports a signal or the end of the time limit.
 #[derive(Clone, Copy)]
 pub(super) struct Test<'a> {
     pub(super) scene: &'a Scene<'a>,
