@@ -109,8 +109,8 @@ impl Listener {
     }
 
     /// Serves connections until the future is dropped. Clients outside the allow list can request only the routes of
-    /// `probes`; if `probes` is `None`, their connections are closed. So the allow list need not contain the kubelet's
-    /// addresses.
+    /// `probes`, so that the allow list need not contain the kubelet's addresses. If `probes` is `None`, the
+    /// connections of these clients are closed.
     #[expect(clippy::infinite_loop, reason = "the caller drops the future to end the loop")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));

@@ -22,8 +22,9 @@ pub(super) struct StateOfTheWorld {
 #[derive(Debug, Default)]
 struct Subscription {
     is_wildcard: bool,
-    /// Whether a request of the stream has named resources. After such a request, an empty list of names unsubscribes
-    /// from all resources; before such a request, an empty list subscribes to all resources.
+    /// Whether a request for resources of this type has named resources. After such a request, an empty list of names
+    /// unsubscribes from all resources. Before it, an empty list of clusters or listeners is a wildcard subscription;
+    /// for endpoints and routes, it subscribes to nothing.
     has_named: bool,
     names: BTreeSet<String>,
     /// By name: the versions of the resources that were sent to the client.

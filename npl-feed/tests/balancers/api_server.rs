@@ -259,7 +259,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         until("end of the outage", || get("/readyz").filter(|(_, text)| text == "ok\n"));
         drop(feed);
         let folder = plane.folder.clone();
-        // etcd and the API server could create files in the folder while it is removed.
+        // etcd and the API server are stopped first, because they could create files in the folder while it is removed.
         drop(plane);
         fs::remove_dir_all(folder).unwrap();
     });

@@ -209,8 +209,8 @@ fn ten_thousand_members_fit_into_the_memory_limit() {
     });
 }
 
-/// A feed that works at intervals could stay below the limit of processor time on a fast machine, but the number of
-/// waits does not depend on the speed of the machine.
+/// On a fast machine, a feed that wakes up at short intervals could stay below the limit of processor time. The test
+/// therefore also limits the number of waits, which does not depend on the speed of the machine.
 #[test]
 fn ten_thousand_members_take_no_processor_time_without_changes() {
     network::inside("memory::ten_thousand_members_take_no_processor_time_without_changes", || {
