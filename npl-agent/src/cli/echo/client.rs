@@ -70,7 +70,7 @@ impl Connection {
         };
         match answer {
             // A stream is connected only after the host has replied to the connection attempt. Connecting a UDP socket
-            // sends no packet.
+            // sends no packet, so the host may not have replied yet.
             Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
                 .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),

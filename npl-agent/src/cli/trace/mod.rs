@@ -209,7 +209,8 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Passes at most [`BATCH`] trace records to the writer, and at most as many as the writer has room for.
+    /// Reads at most [`BATCH`] trace records, and at most as many as the writer has room for. Passes the selected
+    /// records to the writer.
     fn take_batch(&mut self, trace: &mut PacketTrace, writer: &Writer<Record>) -> Batch {
         for _ in 0..BATCH.min(writer.room()) {
             if self.records >= self.limit {
