@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response contains all subscribed
-//! clusters and listeners, but only the changed endpoints and routes.
+//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response to a new snapshot
+//! contains all subscribed clusters and listeners, but only the changed endpoints and routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,7 +85,8 @@ impl Session for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// Returns a response if a subscribed resource has changed, or if `is_due` is true; otherwise returns `None`.
+    /// Returns a response if a subscribed resource is new or has changed, if a subscribed cluster or listener was
+    /// removed, or if `is_due` is true; otherwise returns `None`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

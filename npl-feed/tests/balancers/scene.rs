@@ -173,7 +173,7 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Kills the first replica of the feed, changes the Service, and starts the replica again.
+    /// Kills the first replica of the feed, adds a Pod to the Service, and starts the replica again.
     pub(crate) fn be_away(&mut self) {
         let feed = self.feeds[0].take().unwrap();
         feed.runtime.shutdown_timeout(LIMIT);
