@@ -40,7 +40,7 @@ pub(super) struct Status {
     pub(super) verdict: HealthVerdict,
     /// All findings on which the verdict is based, the worst first.
     pub(super) findings: Vec<HealthFinding>,
-    /// The state of the running agent; absent if no agent runs.
+    /// The state of the running agent; absent if no agent runs, or if the agent's state cannot be read.
     pub(super) agent: Option<AgentSummary>,
     /// Whether an agent is running now.
     pub(super) agent_running: bool,
@@ -67,10 +67,11 @@ pub(super) struct Status {
     pub(super) mappings: usize,
     /// The number of mappings with a list of allowed sources.
     pub(super) restricted_mappings: usize,
-    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent if no
-    /// agent runs.
+    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent like
+    /// `agent`.
     pub(super) node_ports: Option<NodePortCounts>,
-    /// How many node ports of the port range are in use; empty if no agent runs.
+    /// The numbers of used, draining, quarantined and free node ports, by protocol and IP family; empty if `agent` is
+    /// absent.
     pub(super) port_usage: Vec<PortUsageView>,
     /// For the maps of mappings, allowed sources, flows, node addresses and next hops: the number of elements and the
     /// capacity.
