@@ -44,7 +44,7 @@ pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
 
-/// All running parts of a test. Fields are dropped in declaration order.
+/// All running parts of a test. Fields are dropped in declaration order, so the clients of `load` stop first.
 pub(crate) struct Scene {
     load: Option<Load>,
     process: Child,
