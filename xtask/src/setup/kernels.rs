@@ -213,7 +213,7 @@ fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     for part in MODULES {
         copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
     }
-    // The index of modules is written here; normally, an installation of the package writes it.
+    // modprobe needs the index that depmod writes. Normally, the installation of the package runs depmod.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
 }
 

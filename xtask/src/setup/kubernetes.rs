@@ -177,7 +177,8 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         for file in part.files {
             copy_of_module(part, &module, file, folder)?;
         }
-        // Go names a program after its source directory. For etcd, this directory is `server`.
+        // Go names a program after its source directory. For etcd, this directory is `server`, so the program is
+        // renamed.
         let server = folder.join("server");
         if server.exists() {
             fs::rename(server, folder.join("etcd")).context("rename the binary of etcd")?;
