@@ -44,7 +44,7 @@ pub enum AccessError {
     /// The token file is empty.
     #[error("the file {} of --token-file is empty: write a token into it", .0.display())]
     EmptyToken(PathBuf),
-    /// rustls rejects the server's certificate with the server's key.
+    /// rustls rejects the server's certificate and key, for example because the key does not match the certificate.
     #[error("use the certificate of --tls-cert with the key of --tls-key: {0}; give a matching pair")]
     Certificate(#[source] rustls::Error),
     /// rustls rejects the CA certificates of `--tls-client-ca`.

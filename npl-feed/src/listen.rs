@@ -29,7 +29,8 @@ use tracing::{debug, info, warn};
 
 use crate::{access, status::Status};
 
-/// The maximum number of connections to the HTTP or the xDS interface. Further connections are closed immediately.
+/// The maximum number of connections from admitted clients to the HTTP interface, and to the xDS interface. Further
+/// connections are closed immediately.
 pub const MOST_CONNECTIONS: usize = 1024;
 /// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
 /// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
@@ -37,7 +38,8 @@ pub const MOST_CONNECTIONS: usize = 1024;
 pub const MOST_PROBES: usize = 64;
 /// The longest duration of a connection from a client outside the allow list.
 const PROBE: Duration = Duration::from_secs(5);
-/// The timeout of the TLS handshake, and of the reception of a request's header.
+/// The timeout of the TLS handshake, of the reception of an HTTP/1.1 request's header, and of the answer to an HTTP/2
+/// ping.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The interval of HTTP/2 keepalive pings. The feed closes the connection of a client that does not answer the pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
@@ -109,8 +111,8 @@ impl Listener {
     }
 
     /// Serves connections until the future is dropped. Clients outside the allow list can request only the routes of
-    /// `probes`; if `probes` is `None`, their connections are closed. So the allow list need not contain the kubelet's
-    /// addresses.
+    /// `probes`, so that the allow list need not contain the kubelet's addresses. If `probes` is `None`, the
+    /// connections of these clients are closed.
     #[expect(clippy::infinite_loop, reason = "the caller drops the future to end the loop")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
         let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));

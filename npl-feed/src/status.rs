@@ -120,7 +120,7 @@ impl Status {
         registry.register("http_answers", "HTTP requests answered, by class of the status code", self.http.clone());
         registry.register(
             "xds_messages",
-            "Messages of xDS by resource type: sent, ACK and NACK of a client, malformed requests",
+            "xDS messages by resource type and event: subscribe, sent, ack, nack, stale, unknown_type or malformed",
             self.xds.clone(),
         );
         registry.register("xds_streams", "Open xDS streams", self.xds_streams.clone());
@@ -183,7 +183,8 @@ impl Status {
         self.xds_streams.inc_by(difference);
     }
 
-    /// Counts a refused connection to an interface.
+    /// Counts a connection or request that an interface has refused, or a connection that was closed because of the
+    /// limit.
     pub fn count_refused(&self, interface: &'static str) {
         self.refused.get_or_create(&InterfaceLabels { interface }).inc();
     }

@@ -78,8 +78,8 @@ fn calls(function: &Function) -> Vec<usize> {
 }
 
 /// Returns the bytes of a function's own stack frame: the largest distance from the frame pointer, rounded up to a
-/// multiple of 32 bytes. Some kernels round so, and some round up to a multiple of fewer bytes, so the sum over nested
-/// calls is an upper bound for all kernels.
+/// multiple of 32 bytes. Some kernels round up to 32 bytes, and others to fewer bytes, so the sum over nested calls is
+/// an upper bound for all kernels.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;

@@ -13,7 +13,7 @@ const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
 /// The last commit before this rule was extended to merges.
 const BEGINNING_OF_MERGES: &str = "0f0893ea5d2da1cec2e799367df47bfc65369c13";
 
-/// The number of the latest commits, and of the latest merges, that are checked.
+/// The option of `git log` that limits how many of the latest commits, and how many of the latest merges, are checked.
 const CHECKED: &str = "-50";
 
 /// The maximum length of a commit subject in characters.

@@ -249,7 +249,7 @@ mod tests {
     use super::{folder_of_llvm, llvm_in};
 
     /// If a clang with a newer LLVM than the compiler's is installed, the folder of the compiler's libLLVM also
-    /// contains clang's libLLVM.
+    /// contains clang's libLLVM, which bpf-linker must not load.
     #[test]
     fn bpf_linker_finds_only_the_libllvm_of_the_compiler() {
         let folder = std::env::temp_dir().join(format!("npl-xtask-llvm-{}", std::process::id()));

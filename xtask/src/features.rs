@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::{build, paths, process, test};
 
-/// The columns of a line: the package with its version, and its features.
+/// The options of `cargo tree` that print one package per line: its name, version and features.
 const FORMAT: [&str; 4] = ["--prefix", "none", "--format", "{p} [{f}]"];
 
 /// Compares the features of the dependencies in both builds.
@@ -31,11 +31,11 @@ fn packages(selection: &[&str], edges: &str) -> Result<BTreeSet<String>> {
     let mut command = build::plain_cargo();
     command.args(["tree", "--locked", "--target", &paths::agent_target(), "--edges", edges]).args(FORMAT);
     let tree = process::ask(command.args(selection).current_dir(paths::root()))?;
-    // cargo marks a package that it has listed before.
+    // cargo adds `(*)` to a package that it has listed before; without this mark, the two lines are equal.
     Ok(tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect())
 }
 
-/// Returns the packages of the agent's build that the build of the tests contains only with other features.
+/// Returns the packages of the agent's build that the build of the tests does not contain with the same features.
 fn different(agent: &BTreeSet<String>, tests: &BTreeSet<String>) -> Vec<String> {
     agent.difference(tests).cloned().collect()
 }

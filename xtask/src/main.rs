@@ -61,7 +61,8 @@ enum Command {
     Cluster(cluster::Options),
     /// Run all checks and tests, also on a fresh machine.
     Test(test::Options),
-    /// Run the checks that need no root: formatting, lints, tidy, commit subjects, documentation, unit tests.
+    /// Run the checks that need no root: tidy, commit subjects, dependencies, formatting, lints, documentation, limits
+    /// of the kernel programs, unit tests.
     Check(check::Options),
     /// Render the manifests of deploy/, and the page of the chart's values, from the Helm chart.
     Chart(chart::Options),

@@ -40,7 +40,7 @@ pub(crate) fn elapsed(time: Duration) -> String {
     }
 }
 
-/// Runs a program whose input and output are the terminal of xtask.
+/// Runs a program with the standard input, output and error of xtask.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let started = Instant::now();
     show(command);

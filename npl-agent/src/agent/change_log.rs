@@ -197,7 +197,10 @@ impl ChangeLog {
         match served {
             Ok(None) => {}
             Ok(Some(ServedClients { cgroup, has_loopback })) => {
-                info!(cgroup = %cgroup.display(), "clients on the Node and in its Pods can connect to node ports");
+                info!(
+                    cgroup = %cgroup.display(),
+                    "the local clients that --cgroup and --local-clients select can connect to node ports"
+                );
                 if !has_loopback {
                     info!("node ports do not answer on loopback addresses, which requires Linux 5.14 or newer");
                 }
@@ -270,8 +273,8 @@ impl ChangeLog {
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
         if self.has_no_uplink.update(has_none) && has_none {
             warn!(
-                "no device through which clients reach the Node has the programs, so no node port is published: name the \
-                 uplinks with --devices"
+                "no device through which clients reach the Node has the programs, so clients outside the Node cannot \
+                 connect to node ports: name the uplinks with --devices"
             );
         }
     }

@@ -46,7 +46,7 @@ pub enum OpError {
     RecentTraffic {
         /// The node port that was not reserved.
         frontend: Frontend,
-        /// How much longer no packet may arrive at the port before the port counts as unused.
+        /// How much longer the port must receive no packet before it counts as unused.
         wait: Duration,
     },
 }
@@ -68,8 +68,8 @@ pub struct Executor {
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
-    /// The node port range, until this agent writes its first mapping: connections to these ports that other software
-    /// already translates must be recorded then. `None` after the first mapping.
+    /// The node port range; `None` after this agent has written its first mappings. When the agent writes them, it
+    /// records the connections to these ports that other software already translates.
     unread_range: Option<PortRange>,
 }
 

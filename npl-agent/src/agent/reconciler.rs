@@ -170,7 +170,8 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// If an essential adapter fails. Dropping the future stops the loop, but the kernel programs keep translating.
+    /// If the watches end or an essential adapter fails. Dropping the future stops the loop, but the kernel programs
+    /// keep translating.
     pub async fn run(
         mut self,
         mut changes: Receiver<Change>,
@@ -270,7 +271,7 @@ impl Reconciler {
     }
 
     /// Executes operations until the core returns no operation, because nothing is left to do, or because the remaining
-    /// operations wait for an answer of the API server or for a timer.
+    /// operations wait for an answer of the API server or for a timer. Makes at most [`MOST_ROUNDS`] passes.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -393,8 +394,8 @@ impl Reconciler {
         };
         match outcome {
             OpOutcome::Retry => self.change_log.log_retry(op, error, wait, self.now()),
-            // Such a node port usually is in the Pod's annotation already, because an earlier agent of NPL, or Antrea's
-            // agent, has published it.
+            // A node port that is reserved in spite of recent traffic usually is in the Pod's annotation already,
+            // because an earlier agent of NPL, or Antrea's agent, has published it.
             OpOutcome::PortTaken if matches!(op, Op::Reserve(_, RecentTraffic::Tolerated)) => {
                 self.change_log.log_taken(op, error, self.now());
             }
@@ -493,7 +494,8 @@ impl Reconciler {
         self.look_at_network().await
     }
 
-    /// Finds Pods on the Node's own network, so that their ports are not published.
+    /// Looks up the routes to new Pods, and reports to the core the Pods that are on the Node's own network, because
+    /// the ports of these Pods are not published.
     async fn follow_pod_routes(&mut self) -> Result<(), LoopError> {
         if !mem::take(&mut self.are_routes_due) {
             return Ok(());
@@ -503,7 +505,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Answers a command that reads the local socket.
+    /// Answers a request that a command has sent to the local socket.
     fn answer(&self, request: Request) {
         let now = self.now();
         self.introspection.answer(request, &self.state, &self.health, now, self.executor.pending_writes());

@@ -63,8 +63,8 @@ fn add_counters(args: &WhyArgs, explanation: &mut Explanation) -> anyhow::Result
     Ok(())
 }
 
-/// Returns the time in milliseconds since a packet last refreshed a conntrack entry of the node port; `None` if the
-/// node port has no conntrack entry.
+/// Returns the time in milliseconds since a packet last refreshed a flow table entry of the node port; `None` if the
+/// node port has no flow table entry.
 fn last_packet(flows: &[FlowRecord], frontend: Frontend, now: Duration) -> Option<u64> {
     let newest = flows.iter().filter(|flow| flow.frontend() == frontend).map(|flow| flow.last_seen).max()?;
     u64::try_from(now.saturating_sub(newest).as_millis()).ok()

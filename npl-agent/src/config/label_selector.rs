@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(labels(&["example.com/npl=yes, team==a,tier!=b"]), Ok("example.com/npl=yes,team=a".to_owned()));
         assert_eq!(labels(&["npl,!canary,zone in (c,d)", "zone notin (c)"]), Ok("npl=true,zone=d".to_owned()));
         assert_eq!(labels(&["npl,npl!=true"]), Ok("npl=npl-test".to_owned()));
-        // The agents of two Nodes may select Services that exclude each other.
+        // The agents of two Nodes may have contradictory selectors, so that no labels of a Service satisfy both.
         assert_eq!(labels(&["team=a", "team=b"]), Err("team=a, team=b".to_owned()));
         assert_eq!(labels(&["team,!team"]), Err("team".to_owned()));
     }

@@ -75,7 +75,7 @@ impl Health {
         is_serving || self.0.is_retired.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the programs have been attached to a device at least once.
+    /// Returns whether the programs have been attached at least once to a device through which clients reach the Node.
     pub fn is_started(&self) -> bool {
         self.0.was_attached.load(Ordering::Relaxed)
     }

@@ -52,8 +52,8 @@ pub enum HttpError {
     },
 }
 
-/// The listening sockets for metrics and probes. Both sockets are bound before the agent starts, so that the agent
-/// exits immediately if an address is unusable.
+/// The listening sockets for metrics and probes. Both sockets are bound before the agent connects to the API server and
+/// loads programs, so that the agent exits immediately if an address is unusable.
 #[derive(Debug)]
 pub struct Servers {
     /// The socket of `--listen`, for probes and metrics.

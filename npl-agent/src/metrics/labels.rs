@@ -136,8 +136,8 @@ impl FailureKind {
         }
     }
 
-    /// Returns whether the failure only makes the watch start again with a list. Because the API server answers, the
-    /// objects that the agent has received are not outdated.
+    /// Returns whether the watch recovers from the failure by a new list. The API server has answered in this case, so
+    /// the objects that the agent has received do not count as outdated.
     pub const fn only_restarts_watch(self) -> bool {
         matches!(self, Self::Expired | Self::Restored)
     }
@@ -146,11 +146,12 @@ impl FailureKind {
 /// The resource of a watch; also the value of the metric label `subject`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchedResource {
-    /// Pods of this Node.
+    /// Pods: for the agent, those of its Node; for the feed, those of all Nodes.
     Pods,
-    /// The Services that the label selector of `--service-selector` selects; without the flag, all Services.
+    /// The Services that the selector of `--service-selector` (agent) or `--services` (feed) selects; without the flag,
+    /// all Services.
     Services,
-    /// This Node.
+    /// Nodes: for the agent, only its own Node; for the feed, all Nodes.
     Node,
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The limit of open files. Each reserved node port uses one file descriptor.
+//! The limit of open files. The agent reserves node ports by sockets, and opens one for each port, IP family and
+//! protocol.
 
 use nix::{
     errno::Errno,
@@ -23,7 +24,8 @@ pub fn raise_soft_limit() -> Result<u64, Errno> {
 }
 
 /// Raises the soft limit of open files to the hard limit. Logs a warning if the port range needs more open files than
-/// the hard limit. Container runtimes set a soft limit of 1024, which is too low for one file descriptor per node port.
+/// the hard limit. Many container runtimes set a soft limit of 1024, which is too low for the sockets that reserve the
+/// node ports.
 pub fn raise_open_files(settings: &Settings) {
     match raise_soft_limit() {
         Ok(limit) => {

@@ -178,7 +178,7 @@ mod tests {
         drop(lock);
         fs::set_permissions(folder.pins(), Permissions::from_mode(0o755)).unwrap();
         let _lock = take(&folder.0).unwrap();
-        assert_eq!(mode(&folder.pins()), 0o700, "the folder of an earlier version");
+        assert_eq!(mode(&folder.pins()), 0o700, "the mode of a folder that an earlier version has created");
     }
 
     #[test]

@@ -181,7 +181,7 @@ pub struct Withdrawn {
 /// A Pod with the annotation entries that the feed serves.
 #[derive(Debug, Clone)]
 pub struct Served {
-    /// The Pod, as the API server has it.
+    /// The Pod's fields that the feed reads, as last received from the API server.
     pub pod: Pod,
     /// The name and zone of the Pod's Node; empty if the Node is unknown.
     pub place: (Arc<str>, Arc<str>),

@@ -31,7 +31,8 @@ impl Version {
         u32::from_be_bytes([a, b, c, d])
     }
 
-    /// Returns 63 bits of the digest, never 0, which serve as the index of Consul's blocking queries.
+    /// Returns the index of Consul's blocking queries: the first 63 bits of the digest. The lowest of these bits is set
+    /// to 1, because the index must not be 0.
     pub const fn index(self) -> u64 {
         ((self.0 >> u64::BITS) as u64 >> 1) | 1
     }

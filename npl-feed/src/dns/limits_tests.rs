@@ -42,7 +42,8 @@ async fn only_allowed_clients_are_answered() {
     }
 }
 
-/// Each connection announces a query, for which the server would have to keep memory until the query is complete.
+/// On each connection, the client announces the length of a query, and sends only the query's first byte. The server
+/// has to keep memory for each of these queries until it closes the connection.
 #[tokio::test]
 async fn incomplete_queries_on_many_connections_do_not_exclude_other_clients() {
     let status = Arc::<Status>::default();
@@ -63,7 +64,8 @@ async fn incomplete_queries_on_many_connections_do_not_exclude_other_clients() {
     task.abort();
 }
 
-/// The server reads no further query of a client that reads no answers, so the memory for the connection is bounded.
+/// If a client reads no answers, the server stops reading the client's queries once the kernel's buffers are full, so
+/// the memory for the connection is bounded.
 #[tokio::test]
 async fn a_flood_of_queries_without_reading_is_stopped_and_other_clients_are_answered() {
     let (address, _publisher, task) = server_for(&[], Arc::default(), Some(many(300))).await;

@@ -164,8 +164,8 @@ impl RequestHandler for Handler {
         let limit = if request.protocol() == Protocol::Udp { limit } else { u16::MAX };
         let mut is_truncated = fit(&mut answer, usize::from(limit));
         if is_truncated && request.protocol() == Protocol::Tcp {
-            // The client cannot repeat the query by another protocol. An empty answer would look like a Service without
-            // members.
+            // The client cannot repeat the query by another protocol, and an empty answer would look like a Service
+            // without members, so the feed answers with an error.
             WARNED.call_once(|| {
                 tracing::warn!(
                     peer = %request.src(),

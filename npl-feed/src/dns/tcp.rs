@@ -26,13 +26,13 @@ use crate::{
     listen::{ACCEPT_PAUSE, NewestConnections},
 };
 
-/// The maximum number of connections. Each connection keeps one answer of up to 64 KiB until the client has read it,
-/// so all connections together keep at most 16 MiB.
+/// The maximum number of connections. For each connection, the feed keeps one answer of up to 64 KiB until the kernel's
+/// send buffer has room for it, so the answers of all connections take at most 16 MiB.
 pub(super) const MOST_CONNECTIONS: usize = 256;
 /// The maximum size of a query. A question with options of EDNS0 is much shorter.
 const LONGEST_QUERY: u16 = 4096;
 /// The time limit from one answer, or from the start of the connection, until the client has sent its next query and
-/// accepted the answer. A connection that exceeds the limit is closed.
+/// the answer to it is in the send buffer. A connection that exceeds the limit is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 
 /// Accepts connections until the future is dropped. If a new connection exceeds the limit, the feed closes the oldest
@@ -58,12 +58,12 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
         };
         if is_refused {
             handler.status.count_refused(INTERFACE);
-            debug!(interface = INTERFACE, %peer, "a connection was refused, or the oldest one was closed for it");
+            debug!(interface = INTERFACE, %peer, "a new connection was refused, or has replaced the oldest one");
         }
     }
 }
 
-/// Answers one query after the other. While the client does not read an answer, the server reads no further query.
+/// Answers one query after the other: the server reads a query only after the previous answer is in the send buffer.
 async fn connection(mut stream: TcpStream, peer: SocketAddr, handler: Handler) {
     // The length of an answer is written before the answer, and must not wait for the client's acknowledgement.
     if let Err(error) = stream.set_nodelay(true) {

@@ -225,7 +225,11 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
         assert!(answer.len() <= usize::from(size.unwrap_or(512)), "{} bytes", answer.len());
         let answer = Message::from_vec(&answer).unwrap();
         assert_eq!(answer.metadata.truncation, is_truncated, "{size:?}");
-        assert_eq!(answer.answers.len(), if is_truncated { 0 } else { 100 }, "never some of the members");
+        assert_eq!(
+            answer.answers.len(),
+            if is_truncated { 0 } else { 100 },
+            "the answer must contain all members or none"
+        );
         assert_eq!(answer.edns.is_some(), size.is_some());
     }
     let answer = Message::from_vec(&by_tcp(address, &query(HTTP, None).to_vec().unwrap()).await).unwrap();
@@ -234,8 +238,8 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
     task.abort();
 }
 
-/// An answer that does not fit has no SRV record, instead of some of them. The test tries many sizes, because hickory
-/// compresses only the first 120 names of a message, and later records are longer.
+/// If not all SRV records fit into an answer, the answer contains none of them. The test tries many numbers of members,
+/// because hickory compresses only the first 120 names of a message, and later records are longer.
 #[tokio::test]
 async fn an_answer_has_all_members_or_none() {
     let (address, publisher, task) = server(None).await;

@@ -147,8 +147,8 @@ fn address(name: Name, ip: IpAddr) -> Record {
     Record::from_rdata(name, TTL, data)
 }
 
-/// Returns an upper bound of the encoded size of a section, in bytes. The owner of an SRV record takes only two bytes,
-/// because it is encoded as a compression pointer to the question's name.
+/// Returns an upper bound of the encoded size of a section, in bytes. The owners of the first [`COMPRESSED_OWNERS`] SRV
+/// records take only two bytes each, because they are encoded as compression pointers to the question's name.
 pub(super) fn size(section: &Section) -> usize {
     const POINTER: usize = 2;
     let sizes = section.iter().enumerate().map(|(number, record)| {

@@ -76,7 +76,8 @@ pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
     (Version::of(&body), body.into())
 }
 
-/// Renders the members of a Service. If the Service does not exist, the list is empty, as in Consul's answer.
+/// Renders the members of the Consul service `name`; with `only_passing`, only the ready members. If the service does
+/// not exist, the list is empty, as in Consul's answer.
 pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> (Version, Bytes) {
     let groups = find(snapshot, name);
     let entries = groups.iter().flat_map(|group| {

@@ -85,7 +85,7 @@ impl Poll {
     }
 
     /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, answers
-    /// with the current version.
+    /// 304 if the client has sent the current version as its `ETag`; otherwise, with the current version.
     pub(super) async fn answer(
         &self,
         published: &Published,

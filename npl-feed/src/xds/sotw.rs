@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response contains all subscribed
-//! clusters and listeners, but only the changed endpoints and routes.
+//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response to a new snapshot
+//! contains all subscribed clusters and listeners, but only the changed endpoints and routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +22,9 @@ pub(super) struct StateOfTheWorld {
 #[derive(Debug, Default)]
 struct Subscription {
     is_wildcard: bool,
-    /// Whether a request of the stream has named resources. After such a request, an empty list of names unsubscribes
-    /// from all resources; before such a request, an empty list subscribes to all resources.
+    /// Whether a request for resources of this type has named resources. After such a request, an empty list of names
+    /// unsubscribes from all resources. Before it, an empty list of clusters or listeners is a wildcard subscription;
+    /// for endpoints and routes, it subscribes to nothing.
     has_named: bool,
     names: BTreeSet<String>,
     /// By name: the versions of the resources that were sent to the client.
@@ -84,7 +85,8 @@ impl Session for StateOfTheWorld {
 }
 
 impl StateOfTheWorld {
-    /// Returns a response if a subscribed resource has changed, or if `is_due` is true; otherwise returns `None`.
+    /// Returns a response if a subscribed resource is new or has changed, if a subscribed cluster or listener was
+    /// removed, or if `is_due` is true; otherwise returns `None`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);

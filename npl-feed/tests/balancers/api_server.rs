@@ -193,7 +193,7 @@ fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPla
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "npl-feed-a", "namespace": "npl-system" },
         "spec": { "nodeName": "n1", "containers": [{ "name": "npl-feed", "image": "npl-feed" }] } });
     plane.kubectl(&["create", "--filename", "-"], Some(&pod));
-    // The API server's proxy refuses loopback addresses.
+    // The API server's proxy refuses loopback addresses, so the Pod gets the address of a Node.
     let status = json!({ "status": { "phase": "Running", "podIP": network::NODES[0] } }).to_string();
     let patch = ["patch", "pod", "npl-feed-a", "--subresource=status", "--type=merge", "--patch", &status];
     plane.kubectl(&[&patch[..], &["--namespace", "npl-system"]].concat(), None);
@@ -259,7 +259,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         until("end of the outage", || get("/readyz").filter(|(_, text)| text == "ok\n"));
         drop(feed);
         let folder = plane.folder.clone();
-        // etcd and the API server could create files in the folder while it is removed.
+        // etcd and the API server are stopped first, because they could create files in the folder while it is removed.
         drop(plane);
         fs::remove_dir_all(folder).unwrap();
     });

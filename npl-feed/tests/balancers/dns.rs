@@ -92,7 +92,7 @@ fn members_have_records_with_addresses(program: &str) {
     }
 }
 
-/// A negative answer has the SOA record of the zone, with which resolvers cache the answer.
+/// Checks a negative answer: it has no record except the zone's SOA record, which resolvers need to cache the answer.
 fn expect_denial(answer: &Answer, code: &str) {
     assert_eq!((answer.code.as_str(), answer.is_authoritative), (code, true), "{}", answer.text);
     assert!(answer.answers.is_empty(), "{}", answer.text);

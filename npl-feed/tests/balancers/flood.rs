@@ -21,8 +21,7 @@ const CONNECTIONS: usize = 3000;
 const SILENT: usize = 400;
 /// The number of queries that the client sends by UDP. The client does not read the answers.
 const DATAGRAMS: usize = 100_000;
-/// The upper limit of the memory for all queries, answers and connections, in KiB. If the feed kept the incomplete
-/// queries of all connections, they would take seven times as much.
+/// The upper limit of the memory for all queries, answers and connections, in KiB.
 const FLOOD_LIMIT: u64 = 24 * 1024;
 
 const WEB: &str = "_http._tcp.web-001.production.npl.internal.";

@@ -25,7 +25,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A program that has ended already cannot be killed.
+        // Errors are ignored, because the program may have ended already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

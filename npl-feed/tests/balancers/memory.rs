@@ -28,8 +28,8 @@ pub(crate) const LIMIT: u64 = 40 * 1024;
 /// The duration for which an idle feed is observed, and the upper limit of its processor time: 1 % of a core.
 const OBSERVED: Duration = Duration::from_secs(10);
 const IDLE_LIMIT: Duration = OBSERVED.checked_div(100).unwrap();
-/// The maximum number of times that the threads of an idle feed may wait within [`OBSERVED`]. The timers of the feed
-/// are tens of seconds long.
+/// The maximum number of times that the threads of an idle feed may wait within [`OBSERVED`]. The timers of an idle
+/// feed are tens of seconds long, so its threads rarely wake up.
 const MOST_WAITS: u64 = 20;
 pub(crate) const DNS: &str = "127.0.0.1:5353";
 const API_SERVER: &str = "127.0.0.1:6443";
@@ -209,8 +209,8 @@ fn ten_thousand_members_fit_into_the_memory_limit() {
     });
 }
 
-/// A feed that works at intervals could stay below the limit of processor time on a fast machine, but the number of
-/// waits does not depend on the speed of the machine.
+/// On a fast machine, a feed that wakes up at short intervals could stay below the limit of processor time. The test
+/// therefore also limits the number of waits, which does not depend on the speed of the machine.
 #[test]
 fn ten_thousand_members_take_no_processor_time_without_changes() {
     network::inside("memory::ten_thousand_members_take_no_processor_time_without_changes", || {

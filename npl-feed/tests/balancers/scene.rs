@@ -44,7 +44,7 @@ pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 const BALANCER: &str = "127.0.0.1:8000";
 
-/// All running parts of a test. Fields are dropped in declaration order.
+/// All running parts of a test. Fields are dropped in declaration order, so the clients of `load` stop first.
 pub(crate) struct Scene {
     load: Option<Load>,
     process: Child,
@@ -173,7 +173,7 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Kills the first replica of the feed, changes the Service, and starts the replica again.
+    /// Kills the first replica of the feed, adds a Pod to the Service, and starts the replica again.
     pub(crate) fn be_away(&mut self) {
         let feed = self.feeds[0].take().unwrap();
         feed.runtime.shutdown_timeout(LIMIT);

@@ -54,7 +54,13 @@ fn detached_cgroup_programs_are_reattached_at_the_next_resync() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");
     }
-    assert_eq!(world.agent_log().matches("clients on the Node and in its Pods can connect to node ports").count(), 1);
+    assert_eq!(
+        world
+            .agent_log()
+            .matches("the local clients that --cgroup and --local-clients select can connect to node ports")
+            .count(),
+        1
+    );
 }
 
 #[test]

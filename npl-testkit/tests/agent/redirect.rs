@@ -47,7 +47,7 @@ fn new_pods_are_redirected_and_a_restarted_agent_continues() {
     world.agent().kill().unwrap();
     world.assert_served("web-0");
     let status = world.agent_options(&[]).command(&["status"]).unwrap();
-    assert!(status.contains("redirected to 2 Pod addresses through 2 devices"), "{status}");
+    assert!(status.contains("packets are redirected (Pod addresses: 2, devices: 2)"), "{status}");
     world.delete_pod("web-1");
     world.start_agent(&flags);
     wait_for_redirected_pods(&world, 1);
@@ -177,7 +177,7 @@ fn flows_are_offloaded_once_kernel_conntrack_is_liberal() {
     wait_for_redirected_pods(&world, 1);
     world.assert_served("web-0");
     let status = world.agent_options(&[]).command(&["status"]).unwrap();
-    assert!(status.contains("offloaded once established, to 1 Pod addresses through 1 devices"), "{status}");
+    assert!(status.contains("established flows are offloaded (Pod addresses: 1, devices: 1)"), "{status}");
     world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
     let server = world.address("web-0", Protocol::Tcp);
     assert!(

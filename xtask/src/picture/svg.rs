@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::{Bar, Group};
 
 const WIDTH: f64 = 860.0;
-/// The width of the column of labels.
+/// The width of the column of labels, in pixels, as all sizes of the picture.
 const LABELS: f64 = 300.0;
 /// The space to the right of the scale, for the text of the longest bar.
 const MARGIN: f64 = 60.0;

@@ -44,8 +44,8 @@ const DEVICES: [&str; 11] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// The kernels under which all packet tests run in an emulator, if the user chooses none. The default is only the
-/// oldest supported kernel, because the emulator is ten to thirty times slower than the host. Under that kernel,
+/// The kernels under which all packet tests run in an emulator, unless the user gives `--kernels`. The default is only
+/// the oldest supported kernel, because the emulator is ten to thirty times slower than the host. Under that kernel,
 /// programs are attached as filters; under the host's kernel, all packet tests run outside the emulator.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10";
 /// The kernels under which tests only load the kernel programs. The verifiers of these kernels check speculative
@@ -213,7 +213,7 @@ fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     for part in MODULES {
         copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
     }
-    // The index of modules is written here; normally, an installation of the package writes it.
+    // modprobe needs the index that depmod writes. Normally, the installation of the package runs depmod.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
 }
 

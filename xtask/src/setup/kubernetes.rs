@@ -177,7 +177,8 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         for file in part.files {
             copy_of_module(part, &module, file, folder)?;
         }
-        // Go names a program after its source directory. For etcd, this directory is `server`.
+        // Go names a program after its source directory. For etcd, this directory is `server`, so the program is
+        // renamed.
         let server = folder.join("server");
         if server.exists() {
             fs::rename(server, folder.join("etcd")).context("rename the binary of etcd")?;
@@ -222,7 +223,8 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     watch(part, compile, needed.lines().count(), started, cancelled)
 }
 
-/// Copies a file of the part's versioned module from Go's module cache to a folder.
+/// Copies a file of the module [`Part::versioned`] from Go's module cache to a folder. `module` is the directory of the
+/// part's own Go module.
 fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Result<()> {
     let mut list = Command::new("go");
     list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", part.versioned]);

@@ -37,7 +37,8 @@ pub(crate) enum Need {
     Containers,
     /// The emulator, and the tools that prepare a kernel and a RAM disk for the emulator.
     Emulation,
-    /// The package manager pip, which downloads packages with programs of load balancers, and other clients of the feed.
+    /// The package manager pip, which downloads packages with programs of load balancers, and further clients of the
+    /// feed: curl, `dig` and `kdig`.
     Balancers,
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Go programs that are compiled from modules of npl-testkit.
 
-/// The linker flags of Kubernetes' binaries. xtask replaces `VERSION` and `MINOR` by the version of Kubernetes.
+/// The linker flags of Kubernetes' binaries. xtask replaces `VERSION` with the version of Kubernetes, and `MINOR` with
+/// its minor version.
 pub(super) const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
@@ -80,8 +81,8 @@ pub(super) const CALICO: Part = Part {
         "github.com/projectcalico/calico/cni-plugin/cmd/calico",
     ],
     files: &["manifests/crds.yaml"],
-    // Calico is built without a C compiler. Only the eBPF dataplane of Calico's Felix needs one: stubs replace this
-    // dataplane, and all features except it work.
+    // Calico is built without a C compiler. Only the eBPF dataplane of Calico's agent Felix needs a C compiler; without
+    // it, stubs replace this dataplane, and all other features work.
     variables: &[("CGO_ENABLED", "0")],
 };
 

@@ -16,8 +16,8 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Failure {
     test: String,
-    /// The place of the panic, or the time until the panic, and then the first line of the panic's message. Empty, or
-    /// without the message, until these lines of the output have been read.
+    /// Two texts: the place of the panic (for a test of the real cluster: the time until the panic), and the first line
+    /// of the panic's message. Each text is added when its line of the output has been read.
     panic: Vec<String>,
 }
 

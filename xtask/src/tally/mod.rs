@@ -19,7 +19,7 @@ use crate::process;
 #[derive(Debug)]
 pub(crate) struct Tally {
     started: Instant,
-    /// The text that the name of a step must contain, or the step does not run; `None` if all steps run.
+    /// Only steps with this text in their names run; `None` if all steps run.
     chosen: Option<String>,
     steps: Vec<Step>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the imports between modules. In the kernel programs, higher layers import lower layers. In the agent and the
-//! feed, the top-level modules have no import cycles, and neither have the modules directly below `core`.
+//! Checks the imports between modules. In the kernel programs, a layer may import only itself and lower layers. In the
+//! agent and the feed, the top-level modules have no import cycles, and neither have the modules directly below `core`.
 //!
 //! The rule does not apply to tests: they may import any module.
 

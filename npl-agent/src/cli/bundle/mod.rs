@@ -130,7 +130,7 @@ fn readme() -> String {
     )
 }
 
-/// Returns a line for each document: `indent`, the name in a column of `width` characters, and the content.
+/// Returns a line for each document: `indent`, the name in a column of `width` characters, and the description.
 pub(super) fn contents(indent: &str, width: usize) -> String {
     DOCUMENTS.map(|(name, content)| format!("{indent}{name:<width$}{content}\n")).concat()
 }

@@ -70,7 +70,7 @@ impl Connection {
         };
         match answer {
             // A stream is connected only after the host has replied to the connection attempt. Connecting a UDP socket
-            // sends no packet.
+            // sends no packet, so the host may not have replied yet.
             Err(error) => failure("request", &error, self.probe.protocol != Protocol::Udp),
             Ok(answer) => read(socket, &answer, &request)
                 .map_or_else(|| Observation::Refused("the answer is damaged".to_owned()), Observation::Answered),
@@ -121,8 +121,8 @@ fn failure(phase: &str, error: &io::Error, has_replied: bool) -> Observation {
     }
 }
 
-/// Describes why there is no answer. The two kinds of errors that the kernel returns for an exceeded time limit have
-/// the same text.
+/// Describes why there is no answer. The kernel reports an exceeded time limit by one of two errors; both get the same
+/// text.
 fn reason(phase: &str, error: &io::Error) -> String {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&error.kind());
     if is(&[io::ErrorKind::TimedOut, io::ErrorKind::WouldBlock]) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent flows`: lists NPL's conntrack entries, with the Pod's name and the addresses of client, Node and Pod.
+//! `npl-agent flows`: lists the entries of NPL's flow tables, with the Pod's name and the addresses of client, Node and
+//! Pod.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -61,7 +62,7 @@ impl Filter<'_> {
     }
 }
 
-/// Prints the flows that NPL tracks.
+/// Prints the flows in NPL's flow tables. Flows whose handshake is not complete are not in these tables.
 ///
 /// # Errors
 ///

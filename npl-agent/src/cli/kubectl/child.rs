@@ -11,7 +11,8 @@ use std::{
 
 use anyhow::ensure;
 
-/// The number of bytes that are kept of a process's standard error, which is only shown to the user.
+/// The maximum number of bytes that are kept of a process's standard error. The beginning is sufficient, because the
+/// text is only shown to the user.
 const STDERR_BYTES: usize = 64 << 10;
 
 /// The interval between two checks for signals and time limits.

@@ -129,8 +129,8 @@ pub(in crate::cli) fn rows(
     let uptime = agent.map(|agent| agent.uptime_millis);
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let named = views.iter().map(|view| {
-        // A host port has no mapping, so a mapping with the number of a host port belongs to another Pod and gets a
-        // separate row.
+        // A host port has no mapping. If the kernel has a mapping with the number of a host port, the mapping belongs
+        // to another Pod, and is shown only in that Pod's row.
         let record = records.get(&view.frontend).filter(|_| view.state != PortState::HostPort);
         row(view.frontend, record.copied(), Some(view), uptime)
     });

@@ -200,8 +200,8 @@ fn forwarding(status: &Status) -> String {
         return "through the kernel stack".to_owned();
     }
     let devices = status.devices.iter().filter(|device| device.leads_to_pods).count();
-    let how = if status.is_offloading { "offloaded once established," } else { "redirected" };
-    format!("{how} to {pods} Pod addresses through {devices} devices; through the kernel stack to all others")
+    let how = if status.is_offloading { "established flows are offloaded" } else { "packets are redirected" };
+    format!("{how} (Pod addresses: {pods}, devices: {devices}); other packets pass through the kernel stack")
 }
 
 /// Describes whether NPL's nftables table exempts replies from masquerading, and whether it marks connections for reply

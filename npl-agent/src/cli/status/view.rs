@@ -40,7 +40,7 @@ pub(super) struct Status {
     pub(super) verdict: HealthVerdict,
     /// All findings on which the verdict is based, the worst first.
     pub(super) findings: Vec<HealthFinding>,
-    /// The state of the running agent; absent if no agent runs.
+    /// The state of the running agent; absent if no agent runs, or if the agent's state cannot be read.
     pub(super) agent: Option<AgentSummary>,
     /// Whether an agent is running now.
     pub(super) agent_running: bool,
@@ -67,12 +67,14 @@ pub(super) struct Status {
     pub(super) mappings: usize,
     /// The number of mappings with a list of allowed sources.
     pub(super) restricted_mappings: usize,
-    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent if no
-    /// agent runs.
+    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent like
+    /// `agent`.
     pub(super) node_ports: Option<NodePortCounts>,
-    /// How many node ports of the port range are in use; empty if no agent runs.
+    /// The numbers of used, draining, quarantined and free node ports, by protocol and IP family; empty if `agent` is
+    /// absent.
     pub(super) port_usage: Vec<PortUsageView>,
-    /// For each map that can become full: the number of elements and the capacity.
+    /// For the maps of mappings, allowed sources, flows, node addresses and next hops: the number of elements and the
+    /// capacity.
     pub(super) tables: Vec<TableFill>,
     /// The number of established conntrack entries of NPL.
     pub(super) flows: usize,
@@ -282,7 +284,8 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
     }
 }
 
-/// Returns the number of elements and the capacity of every map that can become full.
+/// Returns the number of elements and the capacity of the maps of mappings, allowed sources, flows, node addresses and
+/// next hops.
 fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };
     let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], (used, capacity)| {

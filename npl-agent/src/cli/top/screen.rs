@@ -49,7 +49,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, order: Order) {
     frame.render_widget(heading(screen), head);
     frame.render_widget(mappings(screen, order), middle);
     frame.render_widget(below, bottom);
-    let keys = Line::styled("q quit   p by packets   f by new flows", Style::new().add_modifier(Modifier::DIM));
+    let keys =
+        Line::styled("q quit   p sort by packets   f sort by new flows", Style::new().add_modifier(Modifier::DIM));
     frame.render_widget(keys, foot);
 }
 
@@ -161,7 +162,7 @@ mod tests {
             [
                 "not translated: source_refused 7/s",
                 "not served: shop/web: UnresolvedTargetPort",
-                "q quit   p by packets   f by new flows"
+                "q quit   p sort by packets   f sort by new flows"
             ]
         );
         assert!(lines(&screen, Order::NewFlows)[3].starts_with("61000/tcp"));

@@ -98,8 +98,8 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     sentences
 }
 
-/// Prints the sentences on a separate thread. Standard error may be the same pipe as the output, and the pipe's reader
-/// may have paused.
+/// Prints the sentences on a separate thread, so that a signal ends the command even if printing blocks: standard error
+/// may be the same pipe as the output, and the pipe's reader may have paused.
 async fn report(sentences: Vec<String>, signals: &mut Signals) {
     let (done, printed) = oneshot::channel::<()>();
     thread::spawn(move || {
@@ -209,7 +209,8 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Passes at most [`BATCH`] trace records to the writer, and at most as many as the writer has room for.
+    /// Reads at most [`BATCH`] trace records, and at most as many as the writer has room for. Passes the selected
+    /// records to the writer.
     fn take_batch(&mut self, trace: &mut PacketTrace, writer: &Writer<Record>) -> Batch {
         for _ in 0..BATCH.min(writer.room()) {
             if self.records >= self.limit {
@@ -224,8 +225,8 @@ impl Shown<'_> {
         Batch::Full
     }
 
-    /// Reads the remaining trace records from the ring buffer, and returns how many of these records would have been
-    /// shown.
+    /// Reads further trace records from the ring buffer, until it is empty or `--count` is reached, and returns how
+    /// many of these records would have been shown.
     fn rest_of(&self, trace: &mut PacketTrace) -> u64 {
         let mut rest = 0;
         while let Some(record) = trace.next_record().filter(|_| self.records + rest < self.limit) {
@@ -301,7 +302,7 @@ fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<Tr
     distinct(endpoints)
 }
 
-/// Removes duplicate endpoints and keeps the order. The filter has room for only a few endpoints.
+/// Removes duplicate endpoints, because the filter has room for only a few endpoints. Keeps the order.
 fn distinct(endpoints: impl IntoIterator<Item = TracedEndpoint>) -> Vec<TracedEndpoint> {
     let mut known = Vec::new();
     for endpoint in endpoints {

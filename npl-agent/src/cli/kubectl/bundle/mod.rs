@@ -60,8 +60,8 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Re
     let written = write(kubectl, args, out?);
     match &written {
         Ok(_) => note(&format!("wrote {}", path.display())),
-        // An error of the removal is ignored, because the caller reports the error for which the archive could not be
-        // written.
+        // An error of the removal is ignored, because the caller reports the error that prevented the archive from
+        // being written.
         Err(_) => drop(fs::remove_file(path)),
     }
     written
@@ -73,7 +73,7 @@ fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> any
     let mut errors = BTreeMap::new();
     let names: Vec<String> = match &nodes {
         Ok(nodes) => nodes.iter().map(|node| text_at(node, "/metadata/name").to_owned()).collect(),
-        // If the user may not list Nodes, the documents of those Nodes are collected on which agents run.
+        // If the user may not list Nodes, the command collects the documents of the Nodes that have an agent's Pod.
         Err(_) => agents.keys().filter(|name| !name.is_empty()).cloned().collect(),
     };
     let plans = summary::plan(&names, &args.node, &agents)?;

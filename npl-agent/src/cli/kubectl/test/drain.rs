@@ -88,15 +88,15 @@ impl Drop for OpenConnection<'_> {
     }
 }
 
-/// The test's objects and the time limit, which all steps of the drain test need.
+/// The objects of the drain test, and the interrupt, which reports a signal or the end of the time limit.
 #[derive(Clone, Copy)]
 pub(super) struct Test<'a> {
     pub(super) scene: &'a Scene<'a>,
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// Withdraws the node ports of all echo Pods, and tests a connection on the first TCP path that has passed. An error
-/// also becomes a row, so that the rows about the paths are still printed.
+/// Withdraws the node ports of all echo Pods, and tests a connection on the first TCP path from a client Pod that has
+/// passed. An error also becomes a row, so that the rows about the paths are still printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
