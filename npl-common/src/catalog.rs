@@ -235,7 +235,8 @@ pub const MAPS: &[Map] = &[
         kind: MapKind::Array,
         capacity: half_open::WORDS,
         key: Content::U32(
-            "slot, selected by a hash of the flow tuple: first 65 536 slots of flows, then 16 384 slots of handshakes",
+            "slot: first 65 536 slots of flows, selected by a hash of the flow tuple; then 16 384 slots of handshakes, \
+             selected by a hash of the flow tuple and a TCP sequence number or SCTP tag",
         ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
@@ -324,7 +325,10 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_SLOW_PATH],
         kind: MapKind::ProgramArray,
         capacity: SLOW_PATH_PROGRAMS.len() as u32,
-        key: Content::U32("position of the program among the tail-called programs in the table of programs, from 0"),
+        key: Content::U32(
+            "0 for the first program with the hook \"tail call\" in the table [Programs](#programs), 1 for the second, and \
+             so on",
+        ),
         value: Content::U32("the program's id"),
         purpose: "Slow-path programs, which the fast-path programs tail-call.",
         written_by: AGENT,

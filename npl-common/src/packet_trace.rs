@@ -69,8 +69,9 @@ map_type! {
 }
 
 map_type! {
-    /// The filter of packet tracing. A packet is recorded if its source or destination, before or after translation,
-    /// matches `client`, and its source or destination, before or after translation, matches one of `endpoints`.
+    /// The filter of packet tracing. A packet is recorded if it has the protocol `protocol`, if its source or
+    /// destination, before or after translation, matches `client`, and if its source or destination, before or after
+    /// translation, matches one of `endpoints`. Every ICMP error is recorded.
     pub struct TraceFilter: 456, align 8 {
         /// `CLOCK_MONOTONIC` time in nanoseconds at which tracing ends, unless `npl-agent trace` sets a later time; 0
         /// if tracing is off.
@@ -128,7 +129,8 @@ map_type! {
         pub is_reply: u8,
         /// 1 for a program of the slow path.
         pub is_slow_path: u8,
-        /// The program's verdict, one of [`verdict`].
+        /// The program's verdict ([`verdict`]): 0 unrelated, 1 slow path, 2 passed, 3 translated, 4 redirected, 5
+        /// dropped.
         pub verdict: u8,
         /// Number of the verdict's [`crate::reason::Reason`]; 0 if the verdict has no reason.
         pub reason: u32,

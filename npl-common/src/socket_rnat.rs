@@ -17,14 +17,15 @@
 pub const MAX_SOCKET_RNAT: u32 = 16_384;
 
 map_type! {
-    /// A local client's socket, and the Pod that the socket is connected to or sends to.
+    /// A socket on this Node, and the socket's peer: the Pod to which the socket is connected or sends, or a client
+    /// that the Node masquerades and whose datagram the socket has received.
     pub struct SocketRnatKeyV4: 16, align 8 {
         /// The kernel's cookie of the socket, which is never reused.
         pub socket: u64,
-        /// In network byte order. In the entry whose value is the socket's last Pod, this field contains a part of the
-        /// cookie instead of an address.
+        /// The peer's address in network byte order. In the entry whose value is the socket's last Pod, this field
+        /// contains a part of the cookie instead of an address.
         pub pod_addr: [u8; 4],
-        /// In host byte order; 0 in the entry whose value is the socket's last Pod.
+        /// The peer's port in host byte order; 0 in the entry whose value is the socket's last Pod.
         pub pod_port: u16,
         /// Always zero.
         pub pad: u16,
@@ -48,8 +49,9 @@ map_type! {
 }
 
 map_type! {
-    /// The NAT address to which the client last connected or sent; in the entry with Pod port 0, the Pod to which the
-    /// socket last connected or sent.
+    /// If the peer is a Pod, the NAT address to which the socket last connected or sent. If the peer is a masqueraded
+    /// client, the client's own address and port, so that the socket's answers to the client are not translated. In the
+    /// entry with port 0, the Pod to which the socket last connected or sent.
     pub struct SocketRnatV4: 8, align 4 {
         /// A node address, a loopback address, or the last Pod's address; network order.
         pub node_addr: [u8; 4],

@@ -27,7 +27,8 @@ map_type! {
         pub reply_packets: u64,
         /// Bytes of the packets in `reply_packets`, link-layer headers included.
         pub reply_bytes: u64,
-        /// Flows whose first packet was translated, and `connect` and `sendmsg` calls of local clients.
+        /// Flows whose first packet was translated, and sockets of local clients whose first `connect` or `sendmsg`
+        /// call to the Pod was translated.
         pub new_flows: u64,
         /// Flows whose handshake or first exchange of packets was completed.
         pub established_flows: u64,

@@ -205,7 +205,7 @@ pub struct RunArgs {
 
     /// Publish the Node's `InternalIP` or `ExternalIP`. If the Node has no address of the chosen type, publish the
     /// address of the other type. Alternatively, publish these addresses, at most one of each IP family, or the Node's
-    /// first address in one of these ranges. A published address stays as long as the Node lists it, in any order.
+    /// first address in one of these ranges. A published address does not change while the Node still lists it.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -261,8 +261,8 @@ pub struct RunArgs {
     pub bpffs: PathBuf,
 
     /// Make room for this many flows of each IP family, from 4096 to 8388608. "auto" means one flow for each 32 KiB of
-    /// the machine's memory, from 32768 to 262144. docs/reference/sizes.md lists the memory of the maps by number of
-    /// CPUs.
+    /// the machine's memory, but at least 32768 and at most 262144. docs/reference/sizes.md lists the memory of the
+    /// maps by number of CPUs.
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 

@@ -87,7 +87,7 @@ impl Collector for DatapathCollector {
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
-            "Packets that were dropped, passed untranslated, or translated in spite of a conflict, by reason; \
+            "Packets that were dropped, passed untranslated, or translated in spite of a problem, by reason; \
              `npl-agent status` explains the reasons.",
             Some(&unit),
             MetricType::Counter,

@@ -371,7 +371,8 @@ impl Families {
     ) {
         registry.register(
             "flow_table_entries",
-            "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of each",
+            "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of \
+             each family",
             flows,
         );
         registry.register(
@@ -407,8 +408,8 @@ impl Families {
         registry.register(
             "programs_ahead",
             "Programs of other software that run before NPL's programs on uplinks. If one of them returns a final \
-             verdict, NPL's program does not run. Measured only before Linux 6.6, and with --forwarding redirect or \
-             offload",
+             verdict, NPL's program does not run. Measured with every forwarding mode before Linux 6.6; from Linux 6.6 \
+             on, only with --forwarding redirect or offload (otherwise 0)",
             programs_ahead,
         );
     }

@@ -93,7 +93,12 @@ impl Collector for ProcessCollector {
         gauge("process_virtual_memory", "Virtual memory of the agent", bytes, virtual_bytes)?;
         gauge("process_threads", "Threads of the agent", None, stat.map(|stat| float(stat.threads)))?;
         let files = fs::read_dir(FILES).ok().map(|all| float(all.count() as u64));
-        gauge("process_open_fds", "Open files of the agent; each node port takes one", None, files)?;
+        gauge(
+            "process_open_fds",
+            "Open files of the agent; a node port takes one for each of its IP families and protocols",
+            None,
+            files,
+        )?;
         let limit = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(soft, _)| float(soft));
         gauge("process_max_fds", "Limit of open files of the agent", None, limit)
     }

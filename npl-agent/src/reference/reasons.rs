@@ -14,8 +14,9 @@ pub(super) fn body() -> String {
     format!(
         "`npl-agent status` and the metric [`npl_datapath_reason_packets_total`](metrics.md#npl_datapath_reason_packets_total) \
          show the counters by name, the map [`{MAP_REASON}`](maps.md) by number.\n\
-         A packet that cannot belong to a mapping, such as a packet to a port outside of the node port range, is not \
-         counted. Of a fragmented datagram that is passed unchanged, only the first fragment is counted.\n\
+         A packet is not counted if no mapping could match it even if every port of the node port range were mapped, for \
+         example because its destination port is outside of the range. Of a fragmented datagram that is passed \
+         unchanged, only the first fragment is counted.\n\
          A packet that is passed unchanged goes to the next program of the hook, and then to the host's stack. Typical \
          causes and actions: [troubleshoot.md](../troubleshoot.md#drop-reasons).\n\n{table}"
     )

@@ -63,12 +63,12 @@ event_reasons! {
          Node's address. The Pod gets no node port.",
         "Let the load balancer use the Pod's address, or attach the Pod to a network behind the Node.";
     HostPortConflict on Pod,
-        "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
+        "The `hostPort` of the Pod is the node port of another Pod, which gets the traffic.",
         "Choose a `hostPort` outside `NPL_PORT_RANGE`.";
     NodePortConflict on Pod,
         "The node port of the Pod is also a `nodePort` or `healthCheckNodePort` of a Service, and no other node port is free. \
          Clients of that Service reach the Pod.",
-        "Widen `NPL_PORT_RANGE`, or choose a port of the Service outside of that range. The Pod moves to the first \
+        "Widen `NPL_PORT_RANGE`, or give the Service a port outside of that range. The Pod moves to the first \
          node port that becomes free.";
     NodePortShadowed on Service,
         "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
@@ -84,8 +84,8 @@ event_reasons! {
         "Add the protocol to `NPL_PROTOCOLS`; add `sctp` only if the load balancer reads the protocol of an entry.";
     ProtocolsNotMerged on Service,
         "Services request several protocols of one Pod port, and each protocol has a separate node port. Load \
-         balancers that ignore the protocol of an entry, such as AKO and F5 CIS, have both node ports in the pool of \
-         each protocol.",
+         balancers that ignore the protocol of an entry, such as AKO and F5 CIS, have all of these node ports in the \
+         pool of each protocol.",
         "Set `NPL_PROTOCOL_PAIRING=merged`, or ignore the Event if your load balancer evaluates the protocol.";
     UnsupportedFamily on Service,
         "The agent serves no IP family of the Service. The Service gets no node ports.",
@@ -103,5 +103,5 @@ event_reasons! {
         "Shorten `allowed-source-ranges` of Services with Pods on the Node.";
     SourceRangesNotEnforced on Pod,
         "Clients reach the Pod by a `hostPort` or the host network, to which `allowed-source-ranges` does not apply.",
-        "Remove the `hostPort`, or restrict it in the Node's firewall.";
+        "Remove the `hostPort` or the host network, or restrict the port in the Node's firewall.";
 }
