@@ -22,8 +22,7 @@ pub(super) struct Alert {
     pub(super) expression: &'static str,
     /// The field `for`: how long the expression must hold before the alert fires.
     wait: &'static str,
-    /// `critical` if packets of clients are lost; `warning` if packets may be lost, or if the agent does not process
-    /// changes.
+    /// `critical` if node ports do not work for some clients; `warning` for every other problem.
     severity: &'static str,
     /// One sentence about the effect of the problem; `$labels` are the labels of the expression's series.
     summary: &'static str,

@@ -148,7 +148,8 @@ fn a_program_ahead_of_npls_is_a_risk() {
     let ahead = ProgramsAhead::from([("eth0".to_owned(), ["cil_from_netdev".to_owned()].into())]);
     let findings = findings(&HealthFacts { programs_ahead: &ahead, ..facts(&agent) });
     assert_eq!(findings.iter().map(|finding| finding.weight).collect::<Vec<_>>(), [Weight::Risk]);
-    assert!(findings[0].text.contains("eth0, cil_from_netdev"), "{}", findings[0].text);
+    let text = &findings[0].text;
+    assert!(text.contains("on device eth0, ") && text.ends_with(": cil_from_netdev"), "{text}");
 }
 
 #[test]
