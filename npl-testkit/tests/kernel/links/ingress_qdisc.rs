@@ -56,7 +56,7 @@ fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
         let errors = world.attach_to(&mut datapath, &devices);
         world.datapath = Some(datapath);
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        assert!(matches!(&errors[..], [error] if error.contains("replace it by clsact")), "{errors:?}");
+        assert!(matches!(&errors[..], [error] if error.contains("replace it with clsact")), "{errors:?}");
         assert!(
             Inspection::read(world.bpffs.path()).unwrap().links.is_empty(),
             "no program may be reported as attached"
