@@ -215,13 +215,11 @@ impl fmt::Display for Cause {
             Self::UnsupportedFamily { family } => {
                 write!(f, "the agent does not serve family {family}: add another family to spec.ipFamilies")
             }
-            Self::NoNodeAddress { family } => {
-                write!(
-                    f,
-                    "the node has no {family} address to publish: add an {family} address to the node, or name an \
-                     address of the node with --node-ip"
-                )
-            }
+            Self::NoNodeAddress { family } => write!(
+                f,
+                "the node has no {family} address to publish: add an {family} address to the node, or name an \
+                 address of the node with --node-ip"
+            ),
             Self::AddressConflict { ip, holder } => {
                 write!(f, "pod {holder} has the same address {ip} and gets the traffic: delete one of the two pods")
             }

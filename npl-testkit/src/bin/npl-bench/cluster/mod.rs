@@ -35,7 +35,7 @@ const CROWD_LABEL: &str = "app=crowd";
 /// The time limit of every wait.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The addresses that lead to the measured Pod: the Pod's own address, its mapping, and a NodePort of the Pod's Node
+/// The addresses that lead to the measured Pod: the Pod's own address, its mapping, and a `NodePort` of the Pod's Node
 /// and of another Node.
 struct Targets {
     own: SocketAddr,
