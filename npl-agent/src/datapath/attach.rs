@@ -47,7 +47,7 @@ const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
 /// filters.
 const STAND_IN: TcHandle = TcHandle::new(STAND_IN_HANDLE.0, STAND_IN_HANDLE.1);
 
-/// The loaded programs and their attachments.
+/// NPL's loaded programs, and their attachments to devices and cgroups.
 #[derive(Debug)]
 pub struct Hooks {
     pub(super) programs: Programs,
@@ -107,7 +107,7 @@ impl Hooks {
         self.programs.are_unmitigated()
     }
 
-    /// Loads a program for a test run without a device.
+    /// Loads a TC program for `BPF_PROG_TEST_RUN`, which needs no device.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Hooks {
         self.programs.load_classifier(name)
     }
 
-    /// Loads the XDP program for a test run without a device.
+    /// Loads the XDP program for `BPF_PROG_TEST_RUN`, which needs no device.
     ///
     /// # Errors
     ///
@@ -398,8 +398,8 @@ fn replace(
         }
     }
     // The kernel reports the ifindex of a link but not the network namespace. A device that was moved to another
-    // namespace may have the ifindex of this device. If the kernel lists the programs of this device's hook, the list
-    // must therefore contain the program.
+    // namespace may have the ifindex of this device. If the kernel can list the programs of this device's hook, the
+    // link therefore counts as this device's link only if the list contains the program.
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 

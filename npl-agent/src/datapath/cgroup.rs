@@ -50,7 +50,7 @@ pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, Dat
     }
 }
 
-/// The mount point of the cgroup v2 file system that shows the largest part of the hierarchy.
+/// The mount point under which the largest part of the cgroup v2 hierarchy is visible; `None` if no part is mounted.
 pub fn hierarchy() -> Option<PathBuf> {
     let table = fs::read_to_string(MOUNTS).unwrap_or_default();
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))

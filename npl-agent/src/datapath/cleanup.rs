@@ -140,7 +140,8 @@ fn is_mount_point(path: &Path) -> bool {
     table.lines().filter_map(mount_point).any(|point| point == path)
 }
 
-/// The mount point in a line of the mount table, in which the kernel writes a space as `\040`.
+/// The mount point in a line of the mount table. The kernel writes special characters of the path in octal, such as a
+/// space as `\040`.
 fn mount_point(line: &str) -> Option<PathBuf> {
     const ESCAPES: [(&str, &str); 4] = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     let point = line.split(' ').nth(4)?.to_owned();

@@ -33,8 +33,8 @@ pub struct Inspection {
     pub is_redirect_refused: bool,
     /// The ifindexes of devices with an attached XDP program.
     pub xdp_links: Vec<u32>,
-    /// The reason why XDP, or why TC instead, translates the requests that a device receives, by the device's ifindex.
-    /// The text is the key of a [`crate::core::devices::xdp::XdpReason`].
+    /// For each device, by ifindex: why XDP translates the requests that the device receives, or why TC translates them
+    /// instead. The text is the key of a [`crate::core::devices::xdp::XdpReason`].
     pub xdp_reasons: BTreeMap<u32, String>,
     /// The cgroup hooks to which a program for local clients is attached, without duplicates.
     pub socket_hooks: Vec<&'static str>,

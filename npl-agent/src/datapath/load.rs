@@ -379,8 +379,8 @@ impl Datapath {
         // The seed is part of the hash of half-open entries, so it must survive a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // A flag in the configuration makes the TC programs check whether XDP has translated a packet. The flag must
-        // match the XDP links that an earlier agent has left attached.
+        // With a flag in the configuration, the TC programs look up in `npl_pre_tc_devs` whether XDP may have
+        // translated a packet. Flag and map must match the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         // If an earlier agent was killed after it had removed an address or endpoint, but before it had started a new
         // epoch, cached lookups may still contain the address or endpoint.

@@ -14,7 +14,7 @@ const MEMORY: &str = "/proc/meminfo";
 const LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 const MIB: u64 = 1 << 20;
 
-/// The sizes of the maps that fit this machine, for the requested number of flows.
+/// Determines the sizes of the maps from this machine's memory and CPUs, and from the requested number of flows.
 ///
 /// # Errors
 ///

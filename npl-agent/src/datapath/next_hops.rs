@@ -22,7 +22,7 @@ use super::{
 };
 use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 
-/// The maps `npl_rd_uplinks`, `npl_pod_dev_v4` and `npl_pod_dev_v6`.
+/// The maps of the uplinks (`npl_rd_uplinks`) and of the next hop of each Pod (`npl_pod_dev_v4` and `npl_pod_dev_v6`).
 #[derive(Debug)]
 pub(super) struct NextHops {
     uplinks: Table<u32, u32>,
@@ -39,7 +39,7 @@ impl NextHops {
         })
     }
 
-    /// The next hop of each Pod that the maps contain, by the Pod's address.
+    /// Reads the next hop of each Pod from the maps; the key of the result is the Pod's address.
     pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));

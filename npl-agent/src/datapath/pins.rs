@@ -143,7 +143,7 @@ impl Pins {
     }
 
     /// The pin of a map with the constants of a build's programs. Each load of the build's object file creates such a
-    /// map; `number` distinguishes their pins.
+    /// map; `number` distinguishes the pins of these maps.
     pub(super) fn constants(&self, build: &str, number: u32) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{number}"))
     }
@@ -189,8 +189,8 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// The reason why XDP, or why TC instead, translates the requests that a device receives, by the device's ifindex.
-    /// The text is the key of an `XdpReason`.
+    /// For each device, by ifindex: why XDP translates the requests that the device receives, or why TC translates them
+    /// instead. The text is the key of an `XdpReason`.
     ///
     /// # Errors
     ///

@@ -161,7 +161,7 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     adapt: impl Fn(V) -> V,
 ) -> Result<usize, DatapathError> {
     let mut copied = 0;
-    // The predecessor's programs may remove elements during the copy.
+    // Read errors are ignored, because the predecessor's programs may remove elements during the copy.
     for (key, value) in from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok) {
         match to.insert(key, adapt(value), BPF_NOEXIST.into()) {
             Ok(()) => copied += 1,

@@ -23,10 +23,11 @@ pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
 /// The first kernel with TCX, that is, with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel that translates every IPv6 datagram of a GRO fraglist whose first datagram was translated.
+/// The first kernel that applies NPL's translation of the first datagram to all IPv6 UDP datagrams that GRO has joined
+/// to a fraglist. With earlier kernels, the datagrams after the first one stay untranslated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
-/// The first patch release of Linux 6.12 that translates every IPv6 datagram of a fraglist whose first datagram was
-/// translated.
+/// The first patch release of Linux 6.12 that applies NPL's translation of the first datagram to all IPv6 UDP datagrams
+/// of a fraglist.
 const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);

@@ -118,7 +118,7 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),
 ) -> io::Result<()> {
-    // The kernel returns only whole hash buckets, so a batch must be larger than the fullest bucket.
+    // The kernel returns only whole hash buckets, so a batch must have room for the fullest bucket.
     const PART: usize = 1024;
     let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::with_capacity(PART), Vec::with_capacity(PART));
     let mut place: Option<u32> = None;

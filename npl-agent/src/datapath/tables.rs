@@ -93,8 +93,8 @@ impl FlowRecord {
         Frontend { family, node_port: NodePort(self.nat.port()), protocol: self.protocol }
     }
 
-    /// The state of the connection, as text for the tables that commands print. A flow of a protocol without a
-    /// handshake is always established.
+    /// The state of the connection, as text for the tables that commands print. A UDP flow is always `established`,
+    /// because UDP has no flags that end a flow.
     pub const fn state(&self) -> &'static str {
         let (client, pod) = (self.client_tcp_flags, self.pod_tcp_flags);
         if (client | pod) & tcp_flag::RST != 0 {

@@ -20,8 +20,8 @@ use super::{
     pins::{CONSTANTS, LOGS, Pins, pin_error},
 };
 
-/// The maps that only the trace build has: the ring buffer for log lines, and the notes of each CPU about the packet
-/// that a program is processing.
+/// The maps that only the trace build has: the ring buffer for log lines and, for each CPU, the packet and the verdict
+/// that the running program is about to log.
 const MAPS: [&str; 2] = [LOGS, "npl_log_note"];
 
 /// The log target of the programs' log lines. A filter in `NPL_LOG` selects the lines by this target.

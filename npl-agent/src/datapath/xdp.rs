@@ -24,8 +24,8 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// The map `npl_pre_tc_devs`: the ifindexes of devices on which another program of NPL may have translated a packet
-/// before the TC program runs.
+/// The map `npl_pre_tc_devs`: the ifindexes of devices whose packets may already be translated when the TC program
+/// runs.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);
 
