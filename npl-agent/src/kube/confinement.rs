@@ -62,8 +62,9 @@ enum Confinement {
     Unknown,
 }
 
-/// Repeats the check, because an operator may remove or apply the policy while the agent runs. A warning is logged when
-/// the API server begins to let this agent change more of a Pod than the agent's own annotation and condition.
+/// Repeats the check, because an operator may remove or apply the policy while the agent runs. Logs a warning if the
+/// API server lets this agent change more of a Pod than the agent's own annotation and condition; repeats the warning
+/// only after a check that found a policy.
 pub(super) async fn keep_checking(client: &Client, node_name: &str, result: &ConfinementResult) -> ! {
     let mut dry_run = DryRun { client, node_name, pod: None };
     loop {
@@ -158,8 +159,8 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// A minute less than the interval between two checks, because the mock server waits for a request for less than
-    /// the whole interval.
+    /// The tests sleep for 14 of the 15 minutes between two checks before they wait for the next request, because the
+    /// mock server waits for at most 10 minutes.
     const ALMOST: Duration = Duration::from_mins(14);
     const DENIED: &str = "pods \"web-0\" is forbidden: ValidatingAdmissionPolicy 'npl-agent' with binding 'npl-agent' denied \
                           request: npl-agent may not write to a Pod's labels and finalizers";

@@ -23,8 +23,8 @@ use super::{
     watched::Watched,
 };
 
-/// Time limit for a complete list, and for the complete error of a refused watch. The time limit of the client covers
-/// only the headers of an answer, and pings keep the connection alive even if the answer never ends.
+/// Time limit for receiving a complete list, or the complete error answer to a refused watch. The time limit of the
+/// client covers only the headers of an answer, and HTTP/2 pings do not detect an answer that never ends.
 const COMPLETE_ANSWER: Duration = Duration::from_mins(2);
 
 /// The stream of the events of one watch.

@@ -32,8 +32,8 @@ use crate::{core::model::snapshot::Change, metrics::WatchedResource};
 /// Time in seconds after which the API server ends a watch and the agent starts the next one.
 pub(super) const WATCH_SECONDS: u32 = 240;
 const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
-/// How much later than requested the API server may end a watch. A watch without bookmarks that is silent for longer
-/// counts as dead.
+/// How much later than requested the API server may end a watch. If the API server sends no bookmarks, the agent starts
+/// the next watch after [`WATCH_LENGTH`] plus this time without an event.
 const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
 /// If the API server has sent bookmarks before, a watch counts as dead after this time without an event. The API server

@@ -187,8 +187,8 @@ async fn an_answer_without_an_end_is_requested_again() {
     scene.server.next_request().await.answer_without_end(200, list_begun);
     list(scene.server.next_request().await, &[pod("a", 1)]);
     assert_eq!(names(&scene.change().await), ["list a"]);
-    // If the API server refuses a watch, the agent reads the complete error. This error never ends, so the agent stops
-    // reading at the time limit and sends the next request.
+    // If the API server refuses a watch, the agent reads the complete error answer. The body of this answer never ends,
+    // so the agent stops reading at the time limit and sends the next request.
     scene.server.next_request().await.answer_without_end(403, r#"{"kind":"Status","#);
     let again = scene.server.next_request().await;
     assert!(again.line.starts_with("GET /api/v1/pods?"), "{}", again.line);
