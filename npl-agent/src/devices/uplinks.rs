@@ -32,7 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
-    /// The addresses of the Pods with mappings for which the last survey looked up the routes.
+    /// The addresses of those Pods with mappings to which the last survey looked up the routes.
     pods: BTreeSet<IpAddr>,
     pod_routes: PodRoutes,
     markings: BTreeSet<Marking>,
@@ -53,7 +53,7 @@ pub struct DeviceReport {
     pub xdp: BTreeMap<String, XdpDecision>,
     /// By device name: the error with which the XDP program could not be attached to the device in this pass.
     pub xdp_errors: BTreeMap<String, DatapathError>,
-    /// The settings of kernel conntrack on which offload depends.
+    /// The settings of kernel conntrack on which offload depends; both are false in the other forwarding modes.
     pub conntrack: ConntrackSettings,
     /// Addresses of the Node that are not served because the maps have no room.
     pub left_out_addresses: Vec<IpAddr>,

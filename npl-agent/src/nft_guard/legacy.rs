@@ -82,8 +82,8 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
 }
 
 /// Returns whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. In the
-/// kernel's layout, a name is at the beginning of a field, so the byte before the name is smaller than a space
-/// character.
+/// kernel's layout, a name is at the beginning of a field. A match therefore counts only if the byte before it is a
+/// control character (below 0x20), so that the prefix is not found in the middle of a longer name.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();
     let mut ends = rules.windows(prefix.len() + 1);

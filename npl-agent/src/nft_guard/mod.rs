@@ -168,7 +168,7 @@ pub fn exists() -> io::Result<bool> {
     table::exists()
 }
 
-/// The effects of NPL's nftables table in the kernel.
+/// The effects of NPL's nftables table, as read from the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {
     /// Number of Pod endpoints that are exempt from masquerading; `None` if the table is absent, incomplete, or only

@@ -99,7 +99,7 @@ impl NetlinkSerializable for Message {
     }
 }
 
-/// The attributes of an answer, without its header of four bytes.
+/// The attributes of an answer, without the four-byte header (`nfgenmsg`) before them.
 #[derive(Debug)]
 struct Answer(Vec<u8>);
 
