@@ -113,8 +113,8 @@ async fn read(pins: &Pins, errors: &mut Vec<CleanupError>) -> KernelState {
     state
 }
 
-/// Adds the directory's pins and subdirectories, and all pins and directories below these, to `entries`. `below`
-/// contains the components of the directory's path below NPL's directory.
+/// Adds all pins and directories below the directory to `entries`. `below` contains the components of the directory's
+/// path below NPL's directory.
 fn add_content(dir: &Path, below: &mut Vec<String>, entries: &mut Vec<PinEntry>, errors: &mut Vec<CleanupError>) {
     let mut names = match names_in(dir) {
         Ok(names) => names,

@@ -24,7 +24,7 @@ pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u6
     Records::open(pins, MAP_HOST_CONNECTION_V6)?.write_all::<V6>(connections, seed)
 }
 
-/// The map of host connections of one IP family, and the current time, which each written entry gets.
+/// The map of host connections of one IP family, and the time that each written entry gets.
 struct Records {
     name: &'static str,
     map: Array<MapData, u64>,

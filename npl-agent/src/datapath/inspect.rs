@@ -22,7 +22,7 @@ pub struct Inspection {
     pub is_installed: bool,
     /// The configuration of the programs, from the map `npl_config`.
     pub config: Option<Config>,
-    /// The node addresses whose ports are mapped.
+    /// The node addresses whose node ports the programs translate.
     pub local_addresses: Vec<IpAddr>,
     /// The directions in which a TC program is attached to a device, by the device's ifindex.
     pub links: BTreeMap<u32, Vec<Direction>>,
@@ -42,7 +42,7 @@ pub struct Inspection {
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// For each reason, the number of packets that the programs counted for this reason.
+    /// For each [`Reason`], the number of packets that the programs counted.
     pub reasons: Vec<(Reason, u64)>,
 }
 

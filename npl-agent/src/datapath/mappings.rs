@@ -228,9 +228,9 @@ impl MappingWriter {
     }
 
     /// Removes the socket reverse NAT entries of endpoints without a mapping. An entry outlives its mapping if the
-    /// agent is killed after the mapping is removed and before the entry is. If the entry stayed, local clients of a
-    /// later Pod with the same address would see the former node port as the address of that Pod. Conntrack entries
-    /// need no check, because they contain a generation.
+    /// agent is killed between the removal of the mapping and the removal of the entry. If the entry stayed, local
+    /// clients of a later Pod with the same address would see the former node port as the address of that Pod.
+    /// Conntrack entries need no check, because they contain a generation.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
             let stale = self.without_mapping(tables.family(family).socket_rnat_pods()?);

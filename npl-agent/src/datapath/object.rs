@@ -102,7 +102,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
 /// A type of kernel programs, such as XDP programs, with the operations that the agent performs on programs of this
 /// type.
 pub(super) trait ProgramKind: Sized {
-    /// The kernel's type of the program.
+    /// The kernel's constant for this type of programs.
     const TYPE: bpf_prog_type;
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError>;

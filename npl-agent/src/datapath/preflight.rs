@@ -60,7 +60,7 @@ pub fn has_xdp_frags() -> bool {
 }
 
 /// The settings of kernel conntrack that may interrupt connections in offload mode. If the module `nf_conntrack` is not
-/// loaded, both fields are false, because conntrack then interrupts no connection.
+/// loaded, both fields are false, because kernel conntrack then interrupts no connection.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();

@@ -2,9 +2,9 @@
 //! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because the
 //! verification of programs takes the largest part of an agent's start.
 //!
-//! A pinned program is reused if it has the expected type and, unless it was loaded without a name, the expected name,
-//! and if it uses only maps that are pinned now. If one of these conditions is not met, the agent loads the program
-//! again and replaces the pin.
+//! A pinned program is reused if its type is the expected type, its name is empty or the expected name, and it uses
+//! only maps that are pinned now. If one of these conditions is not met, the agent loads the program again and replaces
+//! the pin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -341,7 +341,7 @@ impl Tables {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
 
-    /// The node addresses whose ports are mapped.
+    /// The node addresses whose node ports the programs translate.
     ///
     /// # Errors
     ///
@@ -419,7 +419,7 @@ impl Tables {
         self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
-    /// For each reason, the number of packets that the programs counted for this reason, summed over CPUs.
+    /// For each [`Reason`], the number of packets that the programs counted, summed over CPUs.
     ///
     /// # Errors
     ///
