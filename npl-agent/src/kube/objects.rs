@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::{ClusterResourceScope, NamespaceResourceScope, Resource};
 use serde::{Deserialize, de::IgnoredAny};
 
-/// `metadata` with only the fields that NPL uses. Of `managedFields`, the largest field, only the managers of
-/// annotations are kept.
+/// `metadata` with only the fields that NPL uses. From `managedFields`, the largest field of the metadata, the decoder
+/// keeps only the managers of annotations.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {

@@ -97,8 +97,8 @@ pub enum PatchError {
         #[source]
         status: Box<Status>,
     },
-    /// The API server rejected the patch for a reason that an operator must remove, such as an admission policy, or
-    /// annotations that together are too large.
+    /// The API server rejected the patch, and an operator must remove the cause: for example, an admission policy, or
+    /// annotations whose total size exceeds the API server's limit.
     #[error(
         "patch pod {pod}: the API server rejects the patch; check admission policies and the size of the annotations"
     )]
