@@ -5,7 +5,7 @@
 
 use std::os::{fd::AsRawFd as _, unix::net::UnixDatagram};
 
-/// `ETHTOOL_GDRVINFO` of `linux/ethtool.h`.
+/// The command `ETHTOOL_GDRVINFO` of `linux/ethtool.h`, which reads the name of a device's driver.
 const GET_DRIVER_INFO: u32 = 3;
 /// Length in bytes of each text field of [`DriverInfo`].
 const TEXT: usize = 32;

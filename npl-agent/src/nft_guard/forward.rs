@@ -343,7 +343,7 @@ fn xtables_match(data: &[u8]) -> Option<Condition> {
 /// Converts a `struct xt_conntrack_mtinfo3` to a condition. Returns `None` unless the match compares only the state or
 /// only the status.
 fn conntrack_match(info: &[u8]) -> Option<Condition> {
-    /// The offset of the two-byte field `match_flags`. The two-byte fields `invert_flags`, `state_mask` and
+    /// The offset in bytes of the two-byte field `match_flags`. The two-byte fields `invert_flags`, `state_mask` and
     /// `status_mask` follow.
     const FLAGS: usize = 146;
     const STATE: u16 = 1;

@@ -12,16 +12,16 @@ use std::{
 
 use crate::core::model::Family;
 
-/// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO`.
+/// The socket options `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO`, which return the size of a table's rules.
 const GET_INFO: libc::c_int = 64;
-/// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
+/// The socket options `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`, which return a table's rules.
 const GET_ENTRIES: libc::c_int = 65;
-/// The size of a table's name, in bytes.
+/// The size in bytes of the field for a table's name, including the zero byte at the end of the name.
 const NAME: usize = 32;
 /// The size of `struct ipt_getinfo`, in bytes. The last field of the structure is the size of the table's rules in
 /// bytes.
 const INFO: usize = 84;
-/// The offset of the rules in `struct ipt_get_entries`.
+/// The offset in bytes of the rules in `struct ipt_get_entries`.
 const RULES: usize = 40;
 /// The maximum number of attempts to read the rules of a table. An attempt fails if the rules change during the
 /// attempt.

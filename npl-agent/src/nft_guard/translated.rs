@@ -15,8 +15,8 @@ use super::{
 };
 use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::PortRange};
 
-/// Returns the entries with destination NAT in kernel conntrack for connections and UDP flows to node ports of `range`,
-/// except TCP connections that have ended. The result is empty if the kernel has no conntrack.
+/// Returns the connections and UDP flows to node ports of `range` whose destination kernel conntrack translates. TCP
+/// connections that have ended are left out. The result is empty if the kernel has no conntrack.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ mod tests {
         nft_guard::wire::{bytes, nest, number},
     };
 
-    /// The attributes of a conntrack entry, as the kernel sends them.
+    /// The attributes of a kernel conntrack entry, as the kernel sends them.
     fn entry(status: u32, addresses: &[DefaultNla], protocol: u8) -> Vec<u8> {
         let transport = [
             bytes(conntrack::PROTOCOL_NUMBER, &[protocol]),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Constants of `linux/netfilter/nf_tables.h`, `linux/netfilter.h` and `linux/netfilter/nfnetlink_conntrack.h`.
 
-/// `NFNL_SUBSYS_NFTABLES`, which is the upper byte of a netlink message's type.
+/// `NFNL_SUBSYS_NFTABLES`: the upper byte of the type of each netlink message to nftables.
 pub(super) const SUBSYSTEM: u16 = 10;
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
@@ -121,7 +121,7 @@ pub(super) mod value {
 
 /// Messages of kernel conntrack, and their attributes.
 pub(super) mod conntrack {
-    /// `NFNL_SUBSYS_CTNETLINK`, which is the upper byte of a netlink message's type.
+    /// `NFNL_SUBSYS_CTNETLINK`: the upper byte of the type of each netlink message to kernel conntrack.
     pub(in super::super) const SUBSYSTEM: u16 = 1;
     pub(in super::super) const GET: u16 = 1;
     pub(in super::super) const ORIGINAL: u16 = 1;
@@ -138,7 +138,7 @@ pub(super) mod conntrack {
     pub(in super::super) const DESTINATION_PORT: u16 = 3;
     pub(in super::super) const TCP: u16 = 1;
     pub(in super::super) const TCP_STATE: u16 = 1;
-    /// `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
+    /// The states of TCP connections that have ended: `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
     pub(in super::super) const ENDED: [u8; 2] = [7, 8];
     /// `IPS_DST_NAT`: the connection's destination is translated.
     pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;
