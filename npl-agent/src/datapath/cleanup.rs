@@ -148,8 +148,8 @@ fn mount_point(line: &str) -> Option<PathBuf> {
     Some(ESCAPES.iter().fold(point, |point, (escape, character)| point.replace(escape, character)).into())
 }
 
-/// Removes an object. Returns `false` if the object no longer exists, or if it stays: a qdisc that other software uses
-/// now, or a directory that is a mount point.
+/// Removes an object. Returns `false` if the object no longer exists, or if it must stay because it is a qdisc that
+/// other software uses now, or a directory that is a mount point.
 async fn remove(removal: &Removal) -> Result<bool, CleanupError> {
     match &removal.target {
         RemovalTarget::Pin(path) => unpin(path)?,

@@ -50,9 +50,9 @@ fn replacement_effect(name: &str) -> &'static str {
 
 /// Moves or removes pinned maps that differ from the object file, because aya would use them without a check. A map
 /// with a different type or layout is removed. A map with a different number of elements or different flags is moved,
-/// so that elements can be copied later ([`predecessor::is_copied`]): mappings, allowed sources, conntrack and socket
-/// reverse NAT entries. If a map cannot be opened, for lack of file descriptors or permissions, the function returns an
-/// error, because the map may contain all mappings.
+/// and a new map takes its place. The agent later copies mappings, allowed sources, conntrack entries and socket
+/// reverse NAT entries from the moved maps to the new maps ([`predecessor::is_copied`]). If a map cannot be opened, for
+/// lack of file descriptors or permissions, the function returns an error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {

@@ -101,8 +101,8 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The directory of maps that this ABI version has replaced by maps of a different size or with different flags,
-    /// and whose entries have not been copied yet.
+    /// The directory of replaced maps of this ABI version. A map with a different size or different flags has replaced
+    /// each of these maps, but the entries have not been copied yet.
     pub(super) fn replaced_maps(&self) -> PathBuf {
         self.version.join(REPLACED_DIR)
     }
