@@ -2,7 +2,7 @@
 //! The types for the cluster and the datapath on which decisions are based. [`crate::kube`] converts Kubernetes objects
 //! to these types.
 //!
-//! Decisions use no Kubernetes types, and the meaning of each `Option` is documented.
+//! Decisions use these types instead of Kubernetes types.
 
 pub mod last;
 pub mod observed;

@@ -227,7 +227,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Creates the answer about a Service on which NPL does not act, because of `reason`.
+    /// Creates the answer about a Service to whose Pods NPL assigns no node ports. `reason` says why.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };
