@@ -26,7 +26,7 @@ const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The minimum number of entries of the socket reverse NAT map.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
-/// The memory limit of the agent's container in the Helm chart.
+/// The memory limit, in bytes, of the agent's container in the Helm chart.
 pub const CONTAINER_LIMIT: u64 = 384 << 20;
 /// The memory in bytes that the agent and its programs need in the container, without the maps.
 pub const AGENT_MEMORY: u64 = 64 << 20;
