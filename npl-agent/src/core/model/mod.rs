@@ -385,8 +385,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A connection or UDP flow to a node port whose destination kernel conntrack translates, because of a rule of other
-/// software such as Antrea's agent.
+/// A connection or UDP flow to a node port. Kernel conntrack translates the destination of its packets, because of a
+/// rule of other software such as Antrea's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranslatedConnection {
     /// The transport protocol.

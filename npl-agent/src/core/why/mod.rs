@@ -87,7 +87,8 @@ impl std::str::FromStr for Question {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Link {
-    /// The agent has lists of Pods and Services, and an address of the Node.
+    /// The agent has lists of Pods and Services, an address of the Node and the state of the kernel, and the Node is
+    /// not being retired.
     Agent,
     /// The agent knows the Pod, and the Pod has not finished.
     Pod,
@@ -95,7 +96,7 @@ pub enum Link {
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
-    /// The Pod has an address that belongs to no other Pod.
+    /// The Pod has an address that belongs to no other Pod and is not on the Node's own network.
     Address,
     /// The Service's target port resolves to a port of the Pod, with a protocol that the agent serves.
     PortResolved,
