@@ -26,7 +26,7 @@ const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The minimum number of entries of the socket reverse NAT map.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
-/// The memory limit of the agent's container in the Helm chart.
+/// The memory limit, in bytes, of the agent's container in the Helm chart.
 pub const CONTAINER_LIMIT: u64 = 384 << 20;
 /// The memory in bytes that the agent and its programs need in the container, without the maps.
 pub const AGENT_MEMORY: u64 = 64 << 20;
@@ -102,8 +102,8 @@ pub struct TableSizes {
 
 impl TableSizes {
     /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the
-    /// largest for which the machine has about 32 KiB of memory per flow, and for which all maps fit into the memory
-    /// limit of the chart's container.
+    /// largest for which the machine has about 32 KiB of memory per flow, and for which all maps and the agent together
+    /// fit into the memory limit of the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
         if let MaxFlows::Flows(flows) = max_flows {

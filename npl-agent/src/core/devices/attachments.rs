@@ -8,10 +8,11 @@ use super::{Device, DeviceKind, DeviceSelection};
 
 /// The major number of the handles of NPL's filters.
 const MAJOR: u16 = 0x4e50;
-/// The base of the minor numbers of filter handles: the minor number for ABI version N is this number plus N modulo
-/// 255.
+/// The base of the minor numbers of filter handles: the minor number for ABI version N is this number plus (N modulo
+/// 255).
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle, which is greater than the minor number of every ABI version.
+/// The minor number of the temporary filter's handle. It is greater than the minor number for every ABI version, so the
+/// handle differs from those of all other filters of NPL.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle, as major and minor number, of a temporary filter. The temporary filter translates packets while the
 /// agent moves NPL's filter ahead of the filters of other software.
@@ -137,8 +138,8 @@ pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// Returns the owner of the filter that a netlink message describes; `None` if the message describes only a priority,
-/// and not a filter.
+/// Returns the owner of the filter that a netlink message describes; `None` if the message describes only a priority of
+/// NPL, and not a filter.
 ///
 /// For each priority, the kernel first sends a message with the kind of the filters and without a handle, and then one
 /// message for each filter. NPL's filters may have the same priority as filters of other software, so the handle

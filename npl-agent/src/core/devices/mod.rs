@@ -155,7 +155,7 @@ impl Direction {
     }
 }
 
-/// The number of uplinks with NPL's programs, and the number of uplinks without.
+/// The number of uplinks with NPL's programs, and the number of devices that need the programs but do not have them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
     /// The number of uplinks to which the programs are attached.

@@ -104,7 +104,7 @@ pub struct DeviceDecisions {
     /// which the request arrived.
     pub markings: BTreeSet<Marking>,
     /// The reason why some replies leave through another interface than the one on which their requests arrived, and
-    /// the addresses of the affected Pods, or of the Node.
+    /// the affected addresses: addresses of Pods, or of the Node.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// The names in `--devices` that no device of the Node has.
     pub missing_devices: BTreeSet<String>,

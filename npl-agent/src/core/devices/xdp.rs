@@ -99,8 +99,8 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// The word under which the agent stores the reason, as a part of a directory's name on the BPF file system, so
-    /// that commands can read the reason.
+    /// The text by which the agent stores the reason in the name of a directory on the BPF file system. Commands read
+    /// the reason there.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",

@@ -463,8 +463,8 @@ mod tests {
         rule(vec![has_bits(Field::Status, STATUS_DNAT)], Verdict::Accept)
     }
 
-    /// Sets up the rules of firewalld, which accept connections that are established or translated by netfilter, and
-    /// reject all other connections.
+    /// Sets up the rules of firewalld, which accept established connections and connections that netfilter translates,
+    /// and reject all other connections. The `further` rules precede the rule that rejects.
     fn firewalld(facts: &mut Facts, further: Vec<Rule>) {
         let rules = [established(), dnat()].into_iter().chain(further).chain([rule(Vec::new(), Verdict::Refuse)]);
         facts.forward_chains = Ok(chains(&table("inet", "firewalld"), false, rules.collect()));

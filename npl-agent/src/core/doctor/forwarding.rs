@@ -170,8 +170,8 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// Replaces member devices of VRFs by all VRFs of the Node: for a packet that arrives on a member, the kernel uses the
-/// settings of the member's VRF, and [`Device`] does not state the VRF of a member.
+/// Replaces the member devices of VRFs with all VRFs of the Node: for a packet that arrives on a member, the kernel
+/// uses the settings of the member's VRF, but [`Device`] does not state to which VRF a member belongs.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =
         receiving.into_iter().partition(|device| device.master == Some(Master::Vrf));

@@ -86,7 +86,8 @@ pub struct Kernel {
     pub is_new_enough: bool,
     /// Whether the running kernel supports TCX.
     pub has_tcx: bool,
-    /// Whether the kernel translates every datagram of a fraglist whose first datagram was translated.
+    /// Whether the kernel, when it splits a fraglist, applies the translation of the first datagram to all datagrams of
+    /// the fraglist.
     pub translates_fraglists: bool,
 }
 
@@ -191,14 +192,14 @@ pub enum State {
     Ok,
     /// Some traffic, or an optional feature, does not work.
     Warning,
-    /// Node ports do not work, at least those of some Pods, or for some clients.
+    /// The node ports of some or all Pods do not work for some or all clients.
     Failed,
     /// The check could not read the facts that it needs.
     Unknown,
 }
 
 impl State {
-    /// The word for the severity in tables and JSON.
+    /// The name of the severity in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that each of the doctor's checks is ok on a healthy Node, and reports a fault of the kind for which the check
-//! exists.
+//! Tests that each of the doctor's checks is ok on a healthy Node, and that the check reports a fault if the Node has
+//! the problem for which the check exists.
 
 use super::{
     tests::{first_device, is, pinned, well},

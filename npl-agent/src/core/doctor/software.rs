@@ -7,7 +7,7 @@ use crate::core::{
     networks::{CILIUM_HOST, Network, Role, recognize},
 };
 
-/// The software of one role that is recognized on the Node, with the software's effect on node ports.
+/// Returns the software of this role that NPL recognizes on the Node.
 fn found(facts: &Facts, role: Role) -> Result<Vec<&'static Network>, String> {
     let devices = facts.devices.as_ref().map_err(Clone::clone)?;
     let rules = facts.rule_names.as_ref().map_err(Clone::clone)?;

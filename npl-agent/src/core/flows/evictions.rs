@@ -21,8 +21,8 @@ pub struct Sweep {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
-    /// The number of entries that earlier sweeps found in the table although the counter of established flows, which a
-    /// sweep reads before the table, did not include them yet.
+    /// The number of entries that sweeps found in the table before the counter of established flows included them: a
+    /// sweep reads the counter before it reads the table.
     excess: u64,
 }
 

@@ -11,7 +11,7 @@ use npl_common::{
 /// The interval between two sweeps of the half-open cache, in nanoseconds.
 pub const SWEEP_INTERVAL_NS: u64 = 10_000_000_000;
 
-/// The half-open entries that the last sweep found, except those that had timed out.
+/// The entries in the phases "requested" and "replied" that the last sweep found, except those that had timed out.
 #[derive(Debug, Default)]
 pub struct HalfOpenExpiry {
     /// The slot, the entry in this slot, and the number of sweeps in which the entry was unchanged; sorted by slot.

@@ -2,7 +2,7 @@
 //! The types for the cluster and the datapath on which decisions are based. [`crate::kube`] converts Kubernetes objects
 //! to these types.
 //!
-//! Decisions use no Kubernetes types, and the meaning of each `Option` is documented.
+//! Decisions use these types instead of Kubernetes types.
 
 pub mod last;
 pub mod observed;
@@ -385,8 +385,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A connection or UDP flow to a node port whose destination kernel conntrack translates, because of a rule of other
-/// software such as Antrea's agent.
+/// A connection or UDP flow to a node port. Kernel conntrack translates the destination of its packets, because of a
+/// rule of other software such as Antrea's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranslatedConnection {
     /// The transport protocol.

@@ -13,7 +13,7 @@ const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 /// message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeWarning {
-    /// The kernel uses these ports as ephemeral ports of outgoing connections.
+    /// The port range overlaps the ports that the kernel uses as ephemeral ports of outgoing connections.
     #[error(
         "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot allocate a \
          port while a connection uses this port. Change --port-range or net.ipv4.ip_local_port_range, or add the range \
@@ -27,7 +27,7 @@ pub enum RangeWarning {
         /// The last port of `net.ipv4.ip_local_port_range`.
         last: u16,
     },
-    /// Kubernetes allocates these ports to Services of type `NodePort`.
+    /// The port range overlaps the default range from which Kubernetes allocates ports to Services of type `NodePort`.
     #[error(
         "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: if NPL and a Service \
          use the same port, clients of the Service reach NPL's Pod. Change --port-range, unless the cluster has \

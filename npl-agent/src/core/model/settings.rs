@@ -14,7 +14,7 @@ pub struct Settings {
     pub node_ip: NodeIpSource,
     /// The set of fields that an annotation entry has.
     pub annotation_format: AnnotationFormat,
-    /// Whether the protocols of one Pod port share a node port number and an annotation entry.
+    /// Whether all protocols of a Pod port have one common node port number and annotation entry.
     pub protocol_pairing: ProtocolPairing,
     /// The IP families that the datapath serves.
     pub families: Vec<Family>,
@@ -146,7 +146,7 @@ pub enum NodeIpSource {
     /// The first `ExternalIP` of the family is published. If the Node has no `ExternalIP` of the family, the first
     /// `InternalIP` of the family is published.
     External,
-    /// The agent tries the elements of the list in their order, and publishes the first address of the family.
+    /// The agent searches the elements in the order of the list, and publishes the first address of the family.
     Listed(Vec<NodeIp>),
 }
 

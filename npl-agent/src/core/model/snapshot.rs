@@ -20,8 +20,8 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services that NPL acts on or that have a node port. A known Service that is not in the list was
-    /// deleted, or no longer meets either condition.
+    /// A list of all Services to whose Pods NPL assigns node ports, or that have a `nodePort` or `healthCheckNodePort`.
+    /// A known Service that is not in the list was deleted, or no longer meets either condition.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
@@ -94,8 +94,8 @@ pub(in crate::core) enum ClaimEvidence {
     Moved,
 }
 
-/// The last known objects of the cluster: the Pods of this Node, the Services that NPL acts on, and the node ports of
-/// all Services.
+/// The last known objects of the cluster: the Pods of this Node, the active Services ([`Service::is_active`]), and the
+/// `nodePort`s and `healthCheckNodePort`s of all Services.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -105,7 +105,7 @@ pub(in crate::core) struct Snapshot {
     services_listed: bool,
     by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
     by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
-    /// All Services with a `nodePort` or `healthCheckNodePort`, including Services on which NPL does not act.
+    /// All Services with a `nodePort` or `healthCheckNodePort`, whether or not NPL assigns node ports to their Pods.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
     /// How often the API server's store was restored from a backup since the agent started.
@@ -130,7 +130,8 @@ impl Snapshot {
         touched
     }
 
-    /// Whether Pods and Services were listed. Before both lists are complete, an object that is not known may exist.
+    /// Whether the lists of all Pods and of all Services have arrived. Until then, Pods and Services may exist that the
+    /// agent does not know.
     pub(in crate::core) const fn is_listed(&self) -> bool {
         self.pods_listed && self.services_listed
     }
@@ -147,17 +148,17 @@ impl Snapshot {
         self.pods.values()
     }
 
-    /// Returns the Service with this key if NPL acts on it.
+    /// Returns the Service with this key if the Service is active ([`Service::is_active`]).
     pub(in crate::core) fn service(&self, key: &ServiceKey) -> Option<&Service> {
         self.services.get(key)
     }
 
-    /// The Services of a namespace that NPL acts on.
+    /// The active Services ([`Service::is_active`]) of a namespace.
     pub(in crate::core) fn services_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Service> {
         in_namespace(&self.services, namespace)
     }
 
-    /// The Services that NPL acts on and that select the Pod.
+    /// The active Services ([`Service::is_active`]) that select the Pod.
     pub(in crate::core) fn services_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Service> {
         in_namespace(&self.services, &pod.key.namespace).filter(move |service| service.selects(pod))
     }
@@ -398,7 +399,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// The addresses of a Pod that no other Pod may have; none for a finished Pod and for a Pod on the host network.
+/// Those addresses of the Pod that no other Pod may have: none if the Pod has finished or is on the host network.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)

@@ -69,9 +69,9 @@ impl PacketSelection {
         })
     }
 
-    /// Whether a packet meets all conditions: the client is its source or destination, one of the endpoints is its
-    /// source or destination, and the protocol is the wanted one. Each condition may be met by the packet before or
-    /// after the program ran. For an ICMP error, the quoted packet is compared.
+    /// Whether a packet meets all conditions: the client is the packet's source or destination, one of the endpoints is
+    /// the packet's source or destination, and the packet has the wanted protocol. Each condition may be met by the
+    /// packet before or after the program ran. For an ICMP error, the quoted packet is compared.
     pub fn admits(&self, before: &Packet, after: Option<&Packet>) -> bool {
         let packets = || iter::once(before).chain(after).map(|packet| packet.quoted.as_deref().unwrap_or(packet));
         let has_end = |is_wanted: &dyn Fn(&Packet, IpAddr, Option<u16>) -> bool| {

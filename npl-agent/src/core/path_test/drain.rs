@@ -80,8 +80,8 @@ pub struct DrainEnd {
 
 /// Judges a request on a new connection. The request must be answered if it was sent during the drain, and must not be
 /// answered if it was sent after the drain. Returns `None` if the observation decides nothing, so that the test must
-/// send a further request: the request was answered before the latest end of the drain, or was not answered but may
-/// have been sent before the earliest end.
+/// send a further request: the request was answered but may have been sent before the latest end of the drain, or it
+/// was not answered and may have been sent before or after the earliest end.
 pub fn new_connection(observation: &Observation, sent: Sent, end: DrainEnd) -> Option<(Outcome, String)> {
     let Sent { started, observed } = sent;
     match observation {

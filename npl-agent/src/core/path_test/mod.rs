@@ -90,7 +90,7 @@ pub enum Client {
 }
 
 impl Client {
-    /// All places of clients, in the order of the result's rows.
+    /// All clients, in the order of the result's rows.
     pub const ALL: [Self; 4] = [Self::Outside, Self::OtherNode, Self::OwnNode, Self::Itself];
 }
 

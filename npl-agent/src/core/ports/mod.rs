@@ -123,8 +123,8 @@ pub struct PortUsage {
     pub draining: usize,
     /// Node ports that cannot be allocated yet, because clients may still send packets to them.
     pub quarantined: usize,
-    /// Numbers that are neither allocated for any protocol or family, nor quarantined, nor used by another process for
-    /// this family and protocol.
+    /// Port numbers that can be allocated: no protocol or family has a claim to the number, the number is not
+    /// quarantined, and no other process uses it for this family and protocol.
     pub free: usize,
 }
 
@@ -143,8 +143,8 @@ pub(in crate::core) struct PortTable {
     /// prefers numbers without traffic. The protocol does not matter, because some load balancers ignore the protocol
     /// of an annotation entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
-    /// Port numbers that were quarantined when this agent started, each with the end of the quarantine. If no
-    /// annotation names the number, its former owner is not known.
+    /// Port numbers that were quarantined when this agent started, each with the end of the quarantine. Until then, the
+    /// search for a free number skips the number, because the agent does not know which Pod had it.
     quarantined: BTreeMap<NodePort, Moment>,
 }
 

@@ -241,7 +241,7 @@ pub(in crate::core) fn requests(service: &Service, pod: &Pod, port: WantedPort) 
     service.families.contains(&port.family) && service.ports.iter().any(leads_there)
 }
 
-/// Whether this Service requests the Pod port of an annotation entry, and NPL acts on the Service.
+/// Whether this Service requests the Pod port of an annotation entry, and NPL assigns node ports to the Service's Pods.
 pub fn requests_entry(service: &Service, pod: &Pod, entry: &SeenEntry) -> bool {
     let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
     service.has_labels_of(pod) && service.is_active() && requests(service, pod, port)

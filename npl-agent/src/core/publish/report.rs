@@ -65,7 +65,7 @@ impl Entry {
 }
 
 impl Reports {
-    /// Replaces the current problems by `problems`.
+    /// Replaces the current problems with `problems`.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) {
         let mut causes: BTreeMap<(AffectedObject, &'static str), (String, usize)> = BTreeMap::new();
         for problem in problems {

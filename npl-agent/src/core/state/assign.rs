@@ -115,8 +115,9 @@ impl Assignment<'_> {
         }
     }
 
-    /// Decides which claim a Pod port uses: the active claim; if there is none, a draining or quarantined claim of the
-    /// same Pod port; if there is none either, a new claim.
+    /// Decides which claim a Pod port uses. Prefers a claim of this Pod port that may keep its node port: the active
+    /// claim, then a draining or quarantined claim. Otherwise allocates a node port; if none is free, the Pod port
+    /// keeps its present claim.
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));

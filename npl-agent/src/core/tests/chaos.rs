@@ -29,7 +29,8 @@ pub(super) enum Fate {
     Lost,
 }
 
-/// The address in a mapping that software other than the agent has forged. No Pod has this address.
+/// The Pod address in a forged mapping, that is, a mapping that software other than the agent has changed. No Pod has
+/// this address.
 fn forged_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::from([10, 0, 0, 99]),
@@ -52,7 +53,8 @@ pub(super) struct Chaos {
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
     /// The numbers that have been a `nodePort` or `healthCheckNodePort` of a Service since the state last converged. A
-    /// mapping may leave one of these numbers at any later time, for example when another number becomes free.
+    /// mapping with one of these numbers may move to another number at any later time, for example when that number
+    /// becomes free.
     service_ports: BTreeSet<NodePort>,
     /// Whether the running agent has run a pass. Before the first pass, the agent knows only the state that it has
     /// adopted.
@@ -204,7 +206,8 @@ impl Chaos {
         self.excuse_unreachable();
     }
 
-    /// Runs one pass of the agent; `fates` determines the outcome of each op.
+    /// Runs one pass of the agent, and returns whether the pass had no op. `fates` determines the outcome of each op on
+    /// the kernel or the sockets. Patches stay in flight until [`Self::serve`].
     pub(super) fn pass(&mut self, fates: &mut impl Iterator<Item = Fate>) -> bool {
         let ops = self.world.state.pass(self.world.now).ops;
         self.has_looked = true;

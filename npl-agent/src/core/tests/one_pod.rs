@@ -71,7 +71,7 @@ proptest! {
 }
 
 /// A new Service has the number of the Pod's node port as its `nodePort`, so the Pod must move to another number. The
-/// Pod is draining at that time, and moves only when a Service selects the Pod again.
+/// node port is draining at that time, so the Pod moves only when a Service selects the Pod again.
 #[test]
 fn a_draining_pod_leaves_the_number_of_a_service_when_it_is_selected_again() {
     let mut chaos = start();

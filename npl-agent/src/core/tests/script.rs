@@ -265,7 +265,7 @@ fn list(ranges: &BTreeSet<SourceRange>) -> String {
     ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Formats each element of an annotation as `podPort=nodeIP:nodePort/protocol`.
+/// Formats each entry of an annotation as `podPort=nodeIP:nodePort/protocol`.
 fn entries(value: &str) -> String {
     let values: Vec<serde_json::Value> = serde_json::from_str(value).unwrap();
     let entry = |value: &serde_json::Value| {

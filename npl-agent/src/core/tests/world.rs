@@ -137,7 +137,7 @@ impl World {
         }
     }
 
-    /// Replaces the times of withdrawal by times that a new agent can know. A new agent reads from the kernel when a
+    /// Replaces the times of withdrawal with times that a new agent can know. A new agent reads from the kernel when a
     /// mapping was removed, but cannot know when the annotation was withdrawn. If the mapping was removed first,
     /// because the Pod had finished or lost its address, the time of the removal replaces the time of the withdrawal.
     fn forget_late_withdrawals(&mut self) {

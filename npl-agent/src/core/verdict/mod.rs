@@ -21,11 +21,11 @@ const LONGEST_SILENCE_MILLIS: u64 = 360_000;
 /// A write to a Pod that takes longer than this time, in milliseconds, counts as a fault. A write usually takes
 /// milliseconds; while a rollout exhausts the rate limit of writes, a write takes seconds.
 const OVERDUE_MILLIS: u64 = 5_000;
-/// A map counts as nearly full if at least this percentage of its elements is in use.
+/// A map counts as nearly full if it contains at least this percentage of the elements for which it has room.
 const NEARLY_FULL_PERCENT: usize = 90;
 
-/// The verdict of a command such as `status` on a Node. The commands `why` and `kubectl npl test` have the same
-/// verdicts on Pods, Services and the cluster.
+/// The verdict of a command such as `status` on a Node. The commands `why` and `kubectl npl test` use the same values
+/// for their verdicts on Pods, Services and the cluster.
 ///
 /// The variants are in ascending order of precedence: the verdict on several Nodes is the greatest of their verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -96,7 +96,7 @@ pub struct HealthFinding {
     pub page: &'static str,
 }
 
-/// The number of elements and the size of a BPF map.
+/// The number of elements in a BPF map, and the number for which the map has room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TableFill {
@@ -123,7 +123,7 @@ pub struct HealthFacts<'a> {
     pub attached_uplinks: usize,
     /// By device: the programs of other software that run ahead of NPL's programs.
     pub programs_ahead: &'a ProgramsAhead,
-    /// The number of elements and the size of each map.
+    /// For each map, the number of elements in it, and the number for which it has room.
     pub tables: &'a [TableFill],
     /// The number of packets that the programs counted under each reason within the sampling interval; empty if no
     /// interval was requested.

@@ -115,7 +115,8 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// All states of a node port, in the order in which a node port has them.
+    /// All states: first the states of an allocated node port, in the order in which the port has them, then that of a
+    /// host port.
     pub const ALL: [Self; 6] =
         [Self::Reserved, Self::Live, Self::Published, Self::Draining, Self::Quarantined, Self::HostPort];
 

@@ -87,7 +87,8 @@ impl std::str::FromStr for Question {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Link {
-    /// The agent has lists of Pods and Services, and an address of the Node.
+    /// The agent has lists of Pods and Services, an address of the Node and the state of the kernel, and the Node is
+    /// not being retired.
     Agent,
     /// The agent knows the Pod, and the Pod has not finished.
     Pod,
@@ -95,7 +96,7 @@ pub enum Link {
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
-    /// The Pod has an address that belongs to no other Pod.
+    /// The Pod has an address that belongs to no other Pod and is not on the Node's own network.
     Address,
     /// The Service's target port resolves to a port of the Pod, with a protocol that the agent serves.
     PortResolved,
@@ -227,7 +228,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Creates the answer about a Service on which NPL does not act, because of `reason`.
+    /// Creates the answer about a Service to whose Pods NPL assigns no node ports. `reason` says why.
     pub fn of_inactive_service(key: &ObjectKey, reason: impl Into<String>) -> Self {
         let links = vec![LinkReport::broken(Link::Enabled, reason, pages::NO_ANNOTATION)];
         let chain = Chain { subject: format!("service {key}"), frontend: None, links };

@@ -111,8 +111,9 @@ impl DeviceStep {
 }
 
 impl DevicePlan {
-    /// The steps of the first half of the plan, which attaches and detaches TC programs. If a step fails on a device,
-    /// the caller skips the remaining steps for this device in both halves.
+    /// The steps of the first half of the plan, which removes unwanted XDP programs and next hops, and then attaches
+    /// and detaches TC programs. If a step fails on a device, the caller skips the remaining steps for this device in
+    /// both halves.
     pub fn attach_steps(&self, devices: &[Device], attached: &AttachedHooks) -> Vec<DeviceStep> {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {

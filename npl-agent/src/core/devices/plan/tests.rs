@@ -43,7 +43,8 @@ impl Kernel {
         self.programs.keys().copied().collect()
     }
 
-    /// Runs both halves of a plan. Returns the devices that have all their programs attached.
+    /// Runs both halves of a plan. Attaching a program to a hook in `failing` fails. Returns the devices that have all
+    /// their programs attached.
     fn run(&mut self, plan: &DevicePlan, failing: &BTreeSet<(u32, Direction)>) -> BTreeSet<u32> {
         let mut failed = BTreeSet::new();
         for step in plan.attach_steps(&devices(), &self.attached()) {

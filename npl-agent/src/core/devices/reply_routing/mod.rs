@@ -128,8 +128,8 @@ pub struct ReplyRoutes {
     pub markings: BTreeSet<Marking>,
     /// Pods whose replies leave through the interface of the request only if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
-    /// Pods whose replies cannot be routed through an uplink by a mark: no rule that matches a mark precedes the rule
-    /// of the Pod and also selects a table with a default route through an uplink.
+    /// Pods whose replies cannot be routed through an uplink by a mark, because there is no rule that matches a mark,
+    /// precedes the Pod's rule, and selects a table with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
     /// Addresses of the Node with their own routing table, if that table has default routes through other uplinks than
     /// the main table has. Replies of Pods use the main table, because the kernel routes a reply before NPL changes the
@@ -140,8 +140,8 @@ pub struct ReplyRoutes {
 /// The reason why some replies leave through another interface than the one on which their requests arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyRouteProblem {
-    /// No rule that matches a mark precedes the Pods' rules and also selects a table with a default route through an
-    /// uplink.
+    /// There is no rule that matches a mark, precedes the Pods' rules, and selects a table with a default route through
+    /// an uplink.
     NoMark,
     /// A rule for a mark selects a table with a default route through an uplink, but nothing sets the mark on
     /// connections.

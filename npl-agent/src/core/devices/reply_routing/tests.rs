@@ -87,8 +87,8 @@ fn rules_without_pod_tables_need_no_mark() {
     assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE)]), ReplyRoutes::default());
 }
 
-/// The case of kubernetes/kubernetes#101910: the rule applies to packets of the Node's sockets, and not to replies of
-/// Pods.
+/// The case of kubernetes/kubernetes#101910: a rule for packets from a Node address applies to packets of the Node's
+/// own sockets, but not to replies of Pods.
 #[test]
 fn an_address_of_the_node_with_a_table_of_another_uplink_is_misrouted_unless_marks_select_that_uplink() {
     let misrouted = |rules: &[RoutingRule]| reply_routes(rules).misrouted_addresses.len();

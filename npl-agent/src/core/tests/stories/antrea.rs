@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that NPL behaves like Antrea's NodePortLocal, as far as the scenarios in the sibling files do not test this,
-//! and that NPL avoids faults of Antrea.
+//! Tests that NPL behaves like Antrea's NodePortLocal, with scenarios that the sibling files do not contain, and that
+//! NPL avoids faults of Antrea.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
