@@ -182,8 +182,8 @@ fn forged_host_connection_diverts_no_established_flow() {
     }
 }
 
-/// A forged record must not divert new connections of TCP and SCTP: they begin with a handshake packet, which is never
-/// a reply to the host.
+/// A forged record of a host connection must not divert new TCP connections and SCTP associations: these begin with a
+/// handshake packet, which is never a reply to the host.
 #[test]
 fn forged_host_connection_diverts_no_new_connection() {
     with_mappings(|lab| {
