@@ -126,8 +126,8 @@ fn wait_for_answers(load: &Load, step: &str) {
 fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let (mut world, antrea) = world_with_antrea(format);
     // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, it would hide an error: if
-    // NPL translated some packets of a connection of Antrea's rules, strict conntrack would reject the other packets of
-    // the connection as out of window.
+    // NPL translated some packets of a connection that Antrea's rules translate, strict conntrack would reject the
+    // other packets of the connection as out of window.
     world.topology.node().set_liberal_tracking(flags.contains(&"offload")).unwrap();
     let ports = PODS.map(|pod| world.wait_for_entries(pod, 2));
     let before = written(&world);
