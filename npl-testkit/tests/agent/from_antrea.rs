@@ -122,7 +122,8 @@ fn wait_for_answers(load: &Load, step: &str) {
     assert_eq!(load.report().failures, [], "{step}");
 }
 
-/// Migrates in the documented order. `rewrites` is the number of times that the agent writes each annotation.
+/// Migrates in the order of docs/antrea-compatibility.md: stops Antrea's agent, starts NPL's agent, and removes
+/// Antrea's rules. `rewrites` is the number of times that NPL's agent writes each annotation.
 fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let (mut world, antrea) = world_with_antrea(format);
     // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, it would hide an error: if

@@ -228,8 +228,8 @@ fn refusals_by_the_host_create_no_host_connection() {
     });
 }
 
-/// Later fragments of masqueraded packets and of redirected replies are not saved, because no first fragment follows
-/// them.
+/// Masqueraded packets and redirected replies leave from a node port, so the egress program does not translate their
+/// first fragment. The program must record this, and must not save the later fragments as early fragments.
 #[test]
 fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {
