@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::netns::Netns;
 
-/// Whether the processor is emulated by QEMU, which is much slower.
+/// Whether the processor is emulated by QEMU, and therefore much slower than a real one.
 pub fn is_emulated() -> Result<bool> {
     let text = fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
     Ok(text.contains("QEMU"))

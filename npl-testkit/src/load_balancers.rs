@@ -17,7 +17,7 @@ use crate::process::Process;
 use crate::run::Run;
 use crate::{tools, traffic};
 
-/// The directory of the load balancers' programs.
+/// The environment variable with the directory of the load balancers' programs.
 const PROGRAMS_VARIABLE: &str = "NPL_BALANCERS_DIR";
 
 /// The timeout of a request, longer than the longest sequence of a load balancer's retries.

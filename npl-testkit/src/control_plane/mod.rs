@@ -41,7 +41,7 @@ const READY_LIMIT: Duration = Duration::from_mins(1);
 /// The time limit for stopping the API server, which open watches delay.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Environment variables with the directory of both binaries; the first one that is set is used.
+/// Environment variables with the directory of etcd and kube-apiserver. The first variable that is set is used.
 const ASSET_VARIABLES: [&str; 2] = ["KUBEBUILDER_ASSETS", "NPL_CONTROL_PLANE_DIR"];
 
 /// The HTTPS port, on which Pods and Nodes expect the API server's Service.
@@ -73,7 +73,7 @@ pub struct ControlPlane {
 enum Reach {
     /// Only programs of this run, over the loopback device; there are no kubelets and controllers.
     Loopback,
-    /// Nodes and Pods too: the API server has this address in its network namespace.
+    /// Also Nodes and Pods: the API server has this address in its network namespace.
     Network(Ipv4Addr),
 }
 

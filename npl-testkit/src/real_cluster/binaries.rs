@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 use crate::tools;
 
-/// The directory of kubelet, kube-proxy, kube-controller-manager and kube-scheduler.
+/// The environment variable with the directory of kubelet, kube-proxy, kube-controller-manager and kube-scheduler.
 const PROGRAMS_VARIABLE: &str = "NPL_KUBERNETES_DIR";
 
-/// The directory of the images that `cargo xtask image` packs.
+/// The environment variable with the directory of the images that `cargo xtask image` packs.
 const IMAGES_VARIABLE: &str = "NPL_IMAGES_DIR";
 
 /// Where Debian and the upstream archive install CNI plug-ins.

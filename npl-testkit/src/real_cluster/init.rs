@@ -174,7 +174,8 @@ fn mount_cgroups(hierarchies: &[Hierarchy]) -> Result<()> {
     Ok(())
 }
 
-/// Creates links such as `cpu` to `cpu,cpuacct`, which programs expect.
+/// Creates links from the names of controllers to their common mount point, such as `cpu` to `cpu,cpuacct`, because
+/// programs expect these links.
 fn link_controllers(point: &Path, controllers: &[String]) -> Result<()> {
     let (Some(folder), Some(name)) = (point.parent(), point.file_name()) else { return Ok(()) };
     for controller in controllers.iter().filter(|it| controllers.len() > 1 && name != it.as_str()) {

@@ -209,7 +209,7 @@ impl Topology {
         self.route_pod(&pod.netns, host_device, pod.addresses)
     }
 
-    /// Adds a Pod's addresses, and routes at both ends of its pair.
+    /// Adds a Pod's addresses, and routes at both ends of the Pod's veth or netkit pair.
     fn route_pod(&self, netns: &Netns, host_device: &str, addresses: PodAddresses) -> Result<()> {
         let PodAddresses { v4, v6 } = addresses;
         self.node.ip(&format!(

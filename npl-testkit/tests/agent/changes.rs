@@ -97,8 +97,8 @@ fn programs_on(world: &World, device: &str) -> usize {
     world.topology.node().run(|| [TcAttachType::Ingress, TcAttachType::Egress].map(at).iter().sum()).unwrap()
 }
 
-/// Routes the client's packets to these addresses through the uplink, and makes the Node reject them while it does not
-/// have the addresses.
+/// Routes the client's packets to these addresses through the uplink, and makes the Node reject these packets while the
+/// Node does not have the addresses.
 fn send_by_the_uplink(world: &World, [v4, v6]: [&str; 2]) {
     let (node, client) = (world.topology.node_addresses(), world.topology.client().addresses);
     world.topology.node().ip(&format!("route add unreachable {v4}/32\nroute add unreachable {v6}/128")).unwrap();

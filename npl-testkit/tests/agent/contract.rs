@@ -50,8 +50,9 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let server = world.address("web-0", Protocol::Tcp);
     let client = world.topology.client().netns.clone();
     let relabel = json!({"metadata": {"labels": {"app": "other"}}});
-    // The agent withdraws the port later than `before`. Measured from `before`, the port is therefore not refused
-    // within the drain time, and not reused within drain time and quarantine together, even on a slow machine.
+    // The agent withdraws the port later than `before`. Therefore, even on a slow machine, requests must be served for
+    // at least the drain time after `before`, and the port must not be reused for at least the sum of drain time and
+    // quarantine after `before`.
     let before = Instant::now();
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();

@@ -149,8 +149,8 @@ fn an_expired_watch_restarts_from_a_list() {
     world.proxy().close();
     world.delete_pod("goes");
     world.create_pod("comes");
-    // The agent's watches expire: the restarted API server has no older revisions in its cache, and the compaction
-    // removes them from etcd.
+    // The agent's watches expire, because the API server no longer has the revision from which the agent resumes: the
+    // compaction removes this revision from etcd, and the restart empties the watch cache.
     world.plane.compact().unwrap();
     world.plane.stop_api_server().unwrap();
     world.plane.start_api_server().unwrap();

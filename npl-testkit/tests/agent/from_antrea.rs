@@ -122,12 +122,13 @@ fn wait_for_answers(load: &Load, step: &str) {
     assert_eq!(load.report().failures, [], "{step}");
 }
 
-/// Migrates in the documented order. `rewrites` is the number of times that the agent writes each annotation.
+/// Migrates in the order of docs/antrea-compatibility.md: stops Antrea's agent, starts NPL's agent, and removes
+/// Antrea's rules. `rewrites` is the number of times that NPL's agent writes each annotation.
 fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let (mut world, antrea) = world_with_antrea(format);
     // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, it would hide an error: if
-    // NPL translated some packets of a connection of Antrea's rules, strict conntrack would reject the other packets of
-    // the connection as out of window.
+    // NPL translated some packets of a connection that Antrea's rules translate, strict conntrack would reject the
+    // other packets of the connection as out of window.
     world.topology.node().set_liberal_tracking(flags.contains(&"offload")).unwrap();
     let ports = PODS.map(|pod| world.wait_for_entries(pod, 2));
     let before = written(&world);

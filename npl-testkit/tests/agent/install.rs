@@ -82,7 +82,8 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
     let refused = poll::until("a Pod to be refused without the quota", LIMIT, || {
         number += 1;
         let refusal = create_agent_pod(&cluster, &format!("refused-{number}")).err();
-        // A refusal for another reason may precede, until the API server's watch has delivered the deletion.
+        // Until the API server's watch has delivered the deletion of the quota, the API server may refuse the Pod for
+        // another reason.
         last = refusal.map(|error| format!("{error:#}"));
         last.as_ref().is_some_and(|text| text.contains("insufficient quota to match these scopes")).then_some(())
     });
@@ -136,7 +137,8 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     let refused = || {
         number += 1;
         let labels = json!({"metadata": {"labels": {"number": number.to_string()}}});
-        // The RBAC rules take effect later than their creation too; until then, the API server refuses every write.
+        // The RBAC rules also take effect some time after their creation. Until then, the API server refuses every
+        // write.
         last = agent.merge_patch(&status, &labels).err().map(|error| format!("{error:#}"));
         last.as_ref().is_some_and(|text| text.contains("labels and finalizers")).then_some(())
     };
@@ -166,8 +168,8 @@ fn the_admission_policies_confine_an_agent_in_another_namespace() {
     ];
     for (client, name, controller, instance) in refused {
         let create = || client.create(&events, &event(name, controller, &instance)).err();
-        // Until the second policy takes effect, the API server creates the Event, or reports that its name is already
-        // taken. Wait for the policy's error.
+        // Until the policy for Events takes effect, the API server creates the Event, or reports that its name is
+        // already taken. Wait for the policy's error.
         let denied = || create().map(|error| format!("{error:#}")).filter(|text| text.contains("denied request"));
         poll::until(&format!("the refusal of the Event {name}"), LIMIT, denied).unwrap();
     }

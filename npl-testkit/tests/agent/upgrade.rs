@@ -26,7 +26,7 @@ fn former_agent(world: &World, flags: &[&str]) -> Options {
     Options { binary, ..world.agent_options(flags) }
 }
 
-/// Whether pins of another ABI version than this one exist.
+/// Whether pins of an ABI version other than [`ABI_VERSION`] exist.
 fn has_other_version(world: &World) -> bool {
     let versions = std::fs::read_dir(world.bpffs.path().join(PIN_ROOT)).unwrap();
     let own = format!("v{ABI_VERSION}");

@@ -49,7 +49,7 @@ macro_rules! pod {
 }
 pub(crate) use {container, pod};
 
-/// The values that set one field each.
+/// Chart values, each of which sets one field of one rendered object.
 const FIELDS: &[Case] = &[
     case(&[("image.repository", "\"r/a\"")], DAEMON_SET, container!("/image"), "\"r/a:0.1.0\""),
     case(&[("image.tag", "\"v9\"")], DAEMON_SET, container!("/image"), "\"localhost/npl-agent:v9\""),

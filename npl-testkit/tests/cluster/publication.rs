@@ -16,8 +16,8 @@ use crate::world::World;
 const NAMESPACE: &str = "crowd";
 const PODS: usize = 200;
 
-/// The time limit for the next Pod to become ready. All 200 Pods become ready within one to two minutes on two idle
-/// processors.
+/// The longest time in which no further Pod becomes ready and annotated. After this time, the test fails. All 200 Pods
+/// become ready within one to two minutes on two idle processors.
 const CROWD_LIMIT: Duration = Duration::from_mins(3);
 
 pub(crate) fn two_hundred_pods_at_once_are_published_before_they_are_ready(world: &mut World) {

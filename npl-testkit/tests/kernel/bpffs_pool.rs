@@ -15,7 +15,8 @@ use npl_testkit::mounts::PrivateBpffs;
 /// Mount point of each bpffs, in a separate mount namespace.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
-/// BPF file systems that no running test uses. Their pinned programs were loaded with the same capabilities.
+/// BPF file systems that no running test uses. The programs that are pinned in the file systems of one pool were all
+/// loaded with the same capabilities.
 pub(crate) struct BpffsPool(Mutex<Vec<PrivateBpffs>>);
 
 /// A bpffs. When this value is dropped, the bpffs returns to its pool, unless the test has failed.

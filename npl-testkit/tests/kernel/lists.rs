@@ -16,7 +16,7 @@ const PERMANENT: u16 = 1000;
 /// Temporary addresses of each family. The kernel lists them before the permanent ones, which change position
 /// whenever a temporary address is removed.
 const TEMPORARY: u16 = 16;
-/// Number of dumps.
+/// Number of address dumps that the test makes while another thread adds and removes the temporary addresses.
 const DUMPS: usize = 500;
 
 fn permanent() -> impl Iterator<Item = IpAddr> {

@@ -45,8 +45,8 @@ pub(crate) fn install(node: &Netns, translations: &[Translation]) {
     }
 }
 
-/// Makes kernel NAT also translate packets with a wrong checksum or an unknown TCP state, as NPL does: the receiver
-/// checks them.
+/// Makes kernel NAT also translate packets with a wrong checksum or an unknown TCP state. NPL translates such packets
+/// too, and leaves both checks to the receiver.
 pub(crate) fn be_liberal(node: &Netns) {
     for (setting, value) in [("checksum", "0"), ("tcp_be_liberal", "1"), ("tcp_loose", "1")] {
         node.sysctl(&format!("net/netfilter/nf_conntrack_{setting}"), value).unwrap();

@@ -285,8 +285,8 @@ impl World {
     }
 
     /// Waits until no client and no Pod has a TCP connection. The end of a connection takes longer than the request: a
-    /// FIN that was sent or repeated late would reach the next phase of a test, where kernel conntrack may know nothing
-    /// of its connection.
+    /// late or retransmitted FIN would reach the next phase of a test, where kernel conntrack may have no entry of the
+    /// connection.
     #[track_caller]
     pub(crate) fn wait_for_closed_connections(&self) {
         let clients = self.topology.clients().iter().map(|client| &client.netns);

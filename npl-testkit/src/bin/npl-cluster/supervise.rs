@@ -19,7 +19,8 @@ pub(crate) const LOG: &str = "supervisor.log";
 
 /// Starts the cluster, prints its identifier to standard output, and keeps it until a signal arrives.
 pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
-    // In its own session, this process gets no signal from a Ctrl-C at the terminal; `up` forwards the signal.
+    // In its own session, this process gets no signal from a Ctrl-C at the terminal. `up` gets the signal, and then
+    // sends SIGTERM to this process.
     setsid().context("leave the terminal's session")?;
     interrupt::watch()?;
     let run = Run::start()?;

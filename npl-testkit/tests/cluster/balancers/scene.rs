@@ -45,7 +45,7 @@ struct Names {
     worker: Option<JoinHandle<()>>,
 }
 
-/// All load balancers.
+/// All load balancers, the names of the Service's Pods, and the failures so far.
 pub(crate) struct Scene {
     balancers: Vec<Running>,
     names: Names,

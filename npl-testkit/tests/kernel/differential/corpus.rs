@@ -134,8 +134,9 @@ fn sizes() -> impl Strategy<Value = u16> {
     prop_oneof![6 => 0..64_u16, 2 => 64..600_u16, 1 => 1100..1200_u16]
 }
 
-/// Fragment sizes that fit the link. The last fragment is never tiny (see `Exception::LoneFragment`). Small IPv6
-/// fragments are excluded, because some kernels reject them.
+/// Returns the sender, the fragmentation and the number of payload bytes of fragmented packets. Each fragment fits the
+/// MTU of the Pod's link. The last fragment is never tiny (see `Exception::LoneFragment`). Small IPv6 fragments are
+/// excluded, because some kernels reject them.
 fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragmentation, u16)> {
     let min = if family == Family::V4 { 8_u16 } else { 154 };
     let max = if pod == NARROW { 160 } else { 175 };

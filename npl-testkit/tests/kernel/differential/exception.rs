@@ -19,7 +19,8 @@ pub(super) enum Exception {
     /// Kernel conntrack assigns the packet to no connection, so the kernel does not translate the packet. NPL
     /// translates each request whatever its connection is, and the Pod's stack accepts or rejects the packet.
     NotTracked,
-    /// As [`Self::NotTracked`], for a packet with one random byte: the results may differ or be equal.
+    /// As [`Self::NotTracked`], for a packet in which one header byte has a random value: the results may differ or be
+    /// equal.
     Broken,
     /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,

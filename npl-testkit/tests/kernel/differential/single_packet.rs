@@ -40,8 +40,8 @@ pub(super) enum Kind {
     Tagged { tags: Vec<u16> },
     /// A packet to a mapped port, in a frame whose link-layer destination is another host or broadcast.
     OtherDestination { to_all: bool },
-    /// A packet to a mapped port, with one random header byte. With `is_summed`, the IP header checksum is corrected
-    /// afterwards.
+    /// A packet to a mapped port, in which one header byte has a random value. With `is_summed`, the IP header checksum
+    /// is corrected afterwards.
     Corrupted { position: u8, value: u8, is_summed: bool },
 }
 

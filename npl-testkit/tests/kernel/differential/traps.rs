@@ -310,7 +310,7 @@ fn unusual_quotes(scene: &Scene) -> Vec<Step> {
         })
         .collect();
     steps.extend(scene.connection(1, Protocol::Tcp, actions, Ending::None));
-    // This reply belongs to no flow, because no client has sent from its destination port.
+    // The quoted reply belongs to no flow, because no client has sent from the reply's destination port.
     steps.push(client(&to_node(&translated_reply(scene, 2), 16)));
     steps
 }

@@ -38,7 +38,7 @@ fn pretend_to_be(bpffs: &Path, abi: u32) {
     }
 }
 
-/// How programs are attached: as the kernel prefers, or as filters, as before Linux 6.6.
+/// How programs are attached: as TCX links if the kernel has TCX (Linux 6.6), or always as filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mechanism {
     Preferred,

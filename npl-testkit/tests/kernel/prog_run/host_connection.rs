@@ -182,8 +182,8 @@ fn forged_host_connection_diverts_no_established_flow() {
     }
 }
 
-/// A forged record must not divert new connections of TCP and SCTP: they begin with a handshake packet, which is never
-/// a reply to the host.
+/// A forged record of a host connection must not divert new TCP connections and SCTP associations: these begin with a
+/// handshake packet, which is never a reply to the host.
 #[test]
 fn forged_host_connection_diverts_no_new_connection() {
     with_mappings(|lab| {
@@ -228,8 +228,8 @@ fn refusals_by_the_host_create_no_host_connection() {
     });
 }
 
-/// Later fragments of masqueraded packets and of redirected replies are not saved, because no first fragment follows
-/// them.
+/// Masqueraded packets and redirected replies leave from a node port, so the egress program does not translate their
+/// first fragment. The program must record this, and must not save the later fragments as early fragments.
 #[test]
 fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {

@@ -28,7 +28,7 @@ use crate::lab::{DROP, Lab, NEXT, open};
 use crate::world::is_emulated;
 
 const FRONTEND: Frontend = Frontend { node_port: NODE_PORT, protocol: protocol::UDP, pad: 0 };
-/// Flips every bit of a byte.
+/// The mask that flips every bit of a byte by XOR.
 pub(super) const ALL_BITS: u8 = 0xff;
 
 /// Returns a Pod that is not the mapping's backend.
@@ -133,7 +133,7 @@ fn changes_of_the_agent_invalidate_the_lookup_cache_at_once() {
 }
 
 /// Another processor looks up the mapping continuously, so it may cache the former mapping around each change. No
-/// request after the change may use this copy.
+/// request after the change may be translated by the former mapping.
 #[test]
 fn cached_mapping_is_not_used_after_a_concurrent_change() {
     let changes = if is_emulated() { 500 } else { 20_000 };

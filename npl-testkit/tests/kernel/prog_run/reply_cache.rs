@@ -31,9 +31,10 @@ use crate::counters::{reason, reply};
 use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
-/// The number of attempts. Several attempts are needed, because a cache entry is valid only within one interval of the
-/// kernel's clock (0.25 s to 2.6 s). An attempt at the end of an interval does not use the entry.
+/// The number of attempts to use a cache entry. Not every attempt succeeds: a cache entry is valid only within one
+/// interval of the kernel's clock (0.25 s to 2.6 s), and the interval may end during the attempt.
 const TRIALS: usize = 50;
+/// The number of attempts that must use the cache entry.
 const REQUIRED: usize = 40;
 /// Time limit that is longer than one interval of the kernel's clock.
 const LATER: Duration = Duration::from_secs(10);
@@ -123,8 +124,8 @@ fn fin_is_recorded_despite_a_reply_cache_entry() {
     });
 }
 
-/// Another processor translates replies continuously, so it may cache the former endpoint around each change. After the
-/// endpoint's removal, no reply may be translated by this copy.
+/// Another processor translates replies continuously, so it may cache the endpoint just before each removal. After the
+/// removal, no reply may be translated by the cached endpoint.
 #[test]
 fn cached_reply_is_not_used_after_a_concurrent_removal() {
     let changes = if is_emulated() { 300 } else { 10_000 };

@@ -18,7 +18,7 @@ use super::scene::{GENERATION, from, sctp, tcp, to, udp, with_family};
 use crate::lab::{Lab, NEXT, Outcome};
 use crate::oracle::PROTOCOLS;
 
-/// Random cases for each family.
+/// The number of random exchanges for each family.
 const CASES: u32 = 100;
 
 /// A request and its reply.

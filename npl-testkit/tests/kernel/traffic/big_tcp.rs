@@ -164,8 +164,8 @@ fn big_tcp_transfers_are_complete() {
             allow_large(&device, family);
         }
     }
-    // The MTU of the path is larger, because the kernel's forwarding code includes the hop-by-hop header in its MTU
-    // check, although no segment on the wire has this header.
+    // The Node's devices get a larger MTU than the client and the Pod, because the kernel's forwarding code includes
+    // the hop-by-hop header in its MTU check, although no segment on the wire has this header.
     let [_, uplink, _, host_device] = world.path_devices();
     for device in [uplink, host_device] {
         device.set_mtu(1600).unwrap();

@@ -147,8 +147,8 @@ fn gre_without_a_fixed_remote_address_is_refused() {
     }
 }
 
-/// The programs are attached to the member device of a VRF, because the VRF receives packets after the hooks of this
-/// device. The VRF routes by its own table.
+/// The programs are attached to the member device of a VRF and not to the VRF, because a packet passes the hooks of the
+/// member device before the VRF receives it. The VRF routes by its own table.
 #[test]
 fn vrf_member_with_the_nodes_addresses_gets_the_programs() {
     let world = World::bare(1, Options::default());

@@ -98,7 +98,8 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         };
         poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
         assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");
-        // The stack drops the next packet that it sees, at most 256 jiffies later. The limit is far above this time.
+        // The flow returns to the stack at most 256 jiffies after the rule was added, and the stack then drops its
+        // packets. The limit is the data of eight seconds, a far longer time.
         let moved = transfer.moved() - moved_before;
         assert!(moved < rate * 8, "{moved} bytes moved although the host drops the flow's packets");
         // After the drop rule is removed, the transfer must continue, because NPL has not ended the connection.

@@ -23,7 +23,8 @@ table inet npl_begun {
   }
 }";
 
-/// Timeout in seconds: more than 256 jiffies with any kernel configuration, and far less than [`LIVE`].
+/// Timeout in seconds: half of [`LIVE`]. With any kernel configuration, the timeout is longer than the 256 jiffies
+/// after which an offloaded flow returns to the stack.
 const SHORT: u32 = 4;
 /// Timeout in seconds that is longer than any test.
 const LONG: u32 = 3600;
@@ -101,7 +102,7 @@ fn kernel_conntrack_keeps_offloaded_connections() {
     let are_running = || running.iter().all(|transfer| transfer.moved() < bytes / 4 * 3);
     while are_running() {
         let established = established(&world);
-        // A transfer that has ended since then has no established entry.
+        // If a transfer has ended after the loop's check, kernel conntrack has no established entry for it.
         assert!(established == [2; 2] || !are_running(), "{established:?}");
     }
     for transfer in running {

@@ -13,7 +13,7 @@ use crate::prog_run::fragments::{L3, V4_HEADER, pieces};
 use crate::sys::stay_on_this_processor;
 use crate::world::World;
 
-/// A client behind the device.
+/// The address of a client that the Node reaches through the uplink.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
 const LIMIT: Duration = Duration::from_secs(30);
 /// Payload bytes of the first fragment.

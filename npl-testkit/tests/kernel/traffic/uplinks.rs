@@ -17,8 +17,8 @@ use crate::world::{NODE_PORT, World, is_emulated};
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The value of `rp_filter` for the loose reverse path filter, which accepts a packet whose source is reachable through
-/// any device. The strict filter would drop these requests, with and without NPL, because their replies leave through
-/// another device.
+/// any device. The strict filter would drop the requests of these tests, with and without NPL, because the replies
+/// leave through another device.
 const LOOSE: &str = "2";
 
 fn bytes() -> u64 {

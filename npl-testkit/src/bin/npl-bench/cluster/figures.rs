@@ -50,11 +50,11 @@ macro_rules! cluster_figures {
     };
 }
 
-/// kube-proxy in iptables mode.
+/// The figures with kube-proxy in iptables mode, and with NPL's `--forwarding stack`.
 pub(super) static IPTABLES: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables");
 /// The figures with kube-proxy in iptables mode, and with NPL's `--forwarding offload`.
 pub(super) static IPTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables-offload");
-/// kube-proxy in nftables mode.
+/// The figures with kube-proxy in nftables mode, and with NPL's `--forwarding stack`.
 pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables");
 /// The figures with kube-proxy in nftables mode, and with NPL's `--forwarding offload`.
 pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");

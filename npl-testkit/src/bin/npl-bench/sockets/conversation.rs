@@ -18,7 +18,7 @@ use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 /// The number of requests before the measurement, while the threads of both ends are still starting.
 const WARM_UP: usize = 20;
 
-/// The time in which the congestion window opens.
+/// The time from the start of a stream to the start of its measurement, in which the congestion window opens.
 const RAMP: Duration = Duration::from_millis(10);
 
 /// The size of each write and read.

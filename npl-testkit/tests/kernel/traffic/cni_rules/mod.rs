@@ -378,7 +378,8 @@ fn replies_leave_by_the_pods_own_interface_without_the_mark_unless_redirected() 
     for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
         world.node().set_liberal_tracking(true).unwrap();
         world.follow(forwarding);
-        // The Pod repeats the SYN-ACKs of the connection of the previous mode, so the count is read after the change.
+        // The count is read after the mode has changed, because the rule also counts the SYN-ACKs that the Pod still
+        // retransmits on the connection of the previous mode.
         let before = misrouted();
         let answer = tcp_request(world.client(), second_pod, "who are you?");
         let is_redirected = forwarding == Forwarding::Redirect;

@@ -74,7 +74,8 @@ impl NewClients {
         all
     }
 
-    /// Asserts that at least `enough` clients used each protocol, and that `per_mille` of a thousand were served.
+    /// Asserts that each protocol was used by at least `enough` clients, and that at least `per_mille` of every
+    /// thousand clients were served.
     #[track_caller]
     pub(super) fn assert_served(&self, enough: usize, per_mille: usize) {
         for Outcomes { served, failures, slowest: _ } in [&self.tcp, &self.udp] {

@@ -49,7 +49,7 @@ impl<'p> Source<'p> {
         Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), client, pod, &flows).unwrap()))
     }
 
-    /// Sends SYNs from one processor, at most until `is_over`; returns their number.
+    /// Sends `syns` SYNs from one processor, or fewer if `is_over` becomes true. Returns the number of sent SYNs.
     pub(super) fn send(&self, syns: u64, is_over: &AtomicBool) -> u64 {
         live_frames::stay_on_last_processor().unwrap();
         let start = Instant::now();
