@@ -56,8 +56,8 @@ fn nginx_serves_all_requests() {
     serve_all_requests("nginx_serves_all_requests", &NGINX, 1);
 }
 
-/// Caddy looks up a member's address by DNS for each new connection to the Pod. While the scene stops the first replica
-/// of the feed, the second one answers.
+/// Caddy looks up a member's address by DNS for each new connection to the Pod. While the first replica of the feed is
+/// stopped, the second replica answers these DNS queries.
 #[test]
 fn caddy_serves_all_requests() {
     serve_all_requests("caddy_serves_all_requests", &CADDY, 2);
