@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask setup`: installs the packages and builds the tools that any command needs. Every command except `setup`
-//! installs only the packages that it needs itself.
+//! `cargo xtask setup`: installs the packages and builds the tools that all commands of xtask need together. Every
+//! other command installs only the packages that it needs itself.
 
 mod apt;
 mod balancers;
