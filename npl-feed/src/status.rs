@@ -184,7 +184,7 @@ impl Status {
     }
 
     /// Counts a connection or request that an interface has refused, or a connection that was closed because of the
-    /// limit.
+    /// connection limit.
     pub fn count_refused(&self, interface: &'static str) {
         self.refused.get_or_create(&InterfaceLabels { interface }).inc();
     }

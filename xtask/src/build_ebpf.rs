@@ -80,7 +80,7 @@ pub(crate) fn lint() -> Result<()> {
 }
 
 /// Names that only the object of a trace build contains: parts of the names of aya-log's maps and functions, and the
-/// map of packets to log.
+/// name of the map with the packet and the verdict to log.
 const LOG_NAMES: [&str; 3] = ["AYA_LOG", "aya_log", "npl_log_note"];
 
 fn target_dir() -> PathBuf {

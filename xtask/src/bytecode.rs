@@ -60,8 +60,8 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
     Ok(frame(&function.code) + deepest)
 }
 
-/// Returns the offsets of the functions that a function calls. If the called function is in the same section as the
-/// call, the linker counts the distance from the call; otherwise from the beginning of the called function's section.
+/// Returns the offsets of the functions that a function calls. A call instruction contains a distance: from the call,
+/// if the called function is in the same section; otherwise from the beginning of the called function's section.
 fn calls(function: &Function) -> Vec<usize> {
     /// The value of a call instruction's source register if the called function is part of the kernel object. A call
     /// instruction with another value calls a helper of the kernel.

@@ -115,7 +115,7 @@ impl Parts {
     }
 }
 
-/// Passes the paths of the kernel objects that npl-testkit loads to a program of npl-testkit.
+/// Passes to a program of npl-testkit, as environment variables, the paths of the kernel objects that it loads.
 pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
     command.env("NPL_TRACE_OBJECT", paths::trace_object());

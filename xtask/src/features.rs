@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks that dependencies have the same features in the build of the agent and the feed and in the build of the
-//! tests. With other features, cargo compiles a dependency and all its dependents again for the tests, which takes
-//! minutes.
+//! tests. If the features of a dependency differ, cargo compiles the dependency and all its dependents again for the
+//! tests, which takes minutes.
 
 use std::collections::BTreeSet;
 

@@ -58,8 +58,8 @@ fn function(file: &ElfFile64<'_, LittleEndian>, section: &Section<'_>, symbol: &
         let Some(start) = usize::try_from(at)?.checked_sub(offset) else { continue };
         let Some(call) = code.get_mut(start..).and_then(|it| it.get_mut(..INSTRUCTION)) else { continue };
         if callee.kind() == SymbolKind::Text && call[0] == CALL {
-            // If the called function is in the same section as the call, the linker counts the distance from the call;
-            // otherwise from the beginning of the called function's section.
+            // The distance counts from the call, if the called function is in the same section; otherwise from the
+            // beginning of the called function's section.
             let from = if callee.section_index() == Some(section.index()) { i64::try_from(at)? } else { 0 };
             let distance = (i64::try_from(callee.address())? - from) / i64::try_from(INSTRUCTION)? - 1;
             call[4..].copy_from_slice(&i32::try_from(distance)?.to_le_bytes());

@@ -144,8 +144,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs that another process holds a node port that a Pod's annotation contains. The warning is logged at most once
-    /// per minute, because Antrea's agent, for example, holds the node ports of all Pods.
+    /// Logs that another process holds a node port that usually is in a Pod's annotation already. The warning is logged
+    /// at most once per minute, because Antrea's agent, for example, holds the node ports of all Pods.
     pub(crate) fn log_taken(&mut self, op: &Op, error: &OpError, now: Moment) {
         let err = ErrorChain(error);
         let Some(left_out) = self.retries.acquire(OpName::of(op), now) else {
@@ -189,7 +189,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs whether local clients are served, each time the answer changes.
+    /// Logs whether local clients are served, and if not, why, each time this state changes.
     pub(crate) fn log_local_clients(&mut self, served: &Result<Option<ServedClients>, String>) {
         if !self.local_clients.update(served.clone()) {
             return;

@@ -118,13 +118,14 @@ impl Executor {
         outcomes
     }
 
-    /// Records the connections that rules of other software, such as Antrea's, translate, so that NPL does not translate
-    /// them. Without the records, NPL would translate the next packet of such a connection before kernel conntrack tracks
-    /// it. Kernel conntrack would then see a second connection with the same reply tuple, and change its source port, and
-    /// the Pod would reset the connection.
+    /// Records the connections that rules of other software, such as Antrea's, translate, so that NPL does not
+    /// translate them. Without the records, NPL would translate the next packet of such a connection before kernel
+    /// conntrack tracks it. Kernel conntrack would then see a second connection with the same reply tuple, and change
+    /// the client port of the packet, so that the Pod would reset the connection.
     ///
-    /// The programs are attached, so they record connections that the Pods accept before the mappings are written. An
-    /// error affects only connections that other software translates, so the agent logs the error and continues.
+    /// Until the mappings are written, the attached programs record each further connection themselves, when its first
+    /// reply leaves the Node from the node port. An error affects only connections that other software translates, so
+    /// the agent logs the error and continues.
     fn leave_translated_connections(&self, range: PortRange) {
         match translated_connections(range) {
             Ok(connections) if connections.is_empty() => {}

@@ -204,8 +204,8 @@ impl Reconciler {
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
             }
-            // The Node's addresses decide which devices are uplinks. The addresses are read first, so that no port is
-            // published before a device with programs serves it.
+            // The Node's addresses decide which devices are uplinks. A change of the addresses is handled before
+            // `settle`, so that the programs are attached to new uplinks before node ports are published.
             self.follow_node_addresses().await?;
             self.follow_pod_routes().await?;
             // A retiring agent publishes nothing, so it needs no device with programs.

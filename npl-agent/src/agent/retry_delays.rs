@@ -20,7 +20,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// The minimum delay of a retry, as the adapter that reported the failure requires.
+/// The minimum delay before a retry, which the adapter that reported the failure requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAdvice {
     /// No minimum delay.

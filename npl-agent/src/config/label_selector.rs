@@ -20,7 +20,7 @@ pub(super) fn is_valid(text: &str) -> bool {
     parse(text).is_some()
 }
 
-/// The labels of an object that all selectors select.
+/// Returns labels with which an object matches all of the selectors.
 ///
 /// # Errors
 ///

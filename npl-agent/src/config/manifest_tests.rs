@@ -103,7 +103,8 @@ fn the_admission_policies_confine_an_agent_in_any_namespace() {
         let is_bound = |binding: &&Value| binding["spec"]["policyName"] == *name;
         assert!(of_kind("ValidatingAdmissionPolicyBinding").iter().any(is_bound), "{name} has no binding");
     }
-    // An admission policy confines each resource that the agent may write to.
+    // The resources that the agent's role permits it to write must be exactly those for which an admission policy
+    // limits what the agent may write.
     let confined: BTreeSet<&str> = policies
         .iter()
         .flat_map(|policy| list(&policy["spec"]["matchConstraints"]["resourceRules"]))

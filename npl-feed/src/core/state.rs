@@ -288,7 +288,7 @@ impl State {
         }
     }
 
-    /// Marks the Services for recomputation that select this Pod, or a Pod that claims one of this Pod's targets.
+    /// Marks for recomputation the Services that select this Pod, or another Pod that claims one of this Pod's targets.
     fn touch_pod(&mut self, key: &PodKey) {
         self.refused.insert(key.clone());
         let Some(served) = self.pods.get(key) else { return };

@@ -34,7 +34,7 @@ async fn only_allowed_clients_are_answered() {
         assert_eq!((answer.metadata.response_code, answer.answers.len()), (code, usize::from(is_admitted)));
         let mut stream = TcpStream::connect(address).await.unwrap();
         let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
-        // The server may have closed the connection already.
+        // An error is ignored, because the server may have closed the connection already.
         drop(stream.write_all(&[&length[..], &bytes].concat()).await);
         let answered = timeout(PATIENCE, stream.read_u16()).await.unwrap().is_ok();
         assert_eq!((answered, refused(&status, 2)), (is_admitted, !is_admitted), "{allowed:?}");

@@ -41,7 +41,7 @@ const INTERFACE: &str = "dns";
 const LARGEST_DATAGRAM: u16 = 8192;
 /// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
-/// Limits the log about answers that are too large for TCP to one line.
+/// Ensures that the warning about an answer above the size limit of DNS by TCP is logged only once.
 static WARNED: Once = Once::new();
 /// The maximum number of ports that are tried until one is free for UDP and TCP.
 const PORT_ATTEMPTS: usize = 100;
@@ -71,8 +71,8 @@ impl Sockets {
         loop {
             let udp = bind_udp(address).await?;
             match TcpListener::bind(udp.local_addr()?).await {
-                // The kernel has selected a port that is free for UDP. If the port is in use for TCP, the next round
-                // tries another port.
+                // The kernel has selected a port that is free for UDP. If the port is in use for TCP, the loop binds
+                // again, so that the kernel selects another port.
                 Err(error) if address.port() == 0 && is_in_use(&error) && attempt < PORT_ATTEMPTS => attempt += 1,
                 tcp => return Ok(Self { udp, tcp: tcp? }),
             }

@@ -82,9 +82,9 @@ pub fn of_port(group: &Group, zone: &Name) -> String {
     format!("_{}._{protocol}.{}.{}.{zone}", group.port_text(), service.name, service.namespace)
 }
 
-/// Returns the DNS name of a member. Each member has its own name: of servers with the same name, `HAProxy` 2.8 does
-/// not resolve the third one. IPv6 addresses are written without `::`, because a label must not begin or end with a
-/// hyphen.
+/// Returns the DNS name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve the third of
+/// several servers with the same name. IPv6 addresses are written without `::`, because a label must not begin or end
+/// with a hyphen.
 pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
     let label = match ip {
         IpAddr::V4(ip) => ip.to_string().replace('.', "-"),

@@ -45,7 +45,8 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!(interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
-                // The process may have no free file descriptor, and idle connections may have taken all of them.
+                // If the process has no free file descriptor, idle connections may have taken them all, so the oldest
+                // connection is closed.
                 open.close_oldest();
                 sleep(ACCEPT_PAUSE).await;
                 continue;

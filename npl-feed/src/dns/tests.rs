@@ -168,8 +168,8 @@ async fn port_zero_selects_a_port_that_is_free_for_udp_and_tcp() {
     let in_use = occupied.local_addr().unwrap();
     let rounds = AtomicUsize::new(0);
     let bind_udp = async |address| {
-        // The kernel selects a port that is free for UDP, and may be in use for TCP. The test simulates this: the first
-        // round binds the UDP socket to the port of the TCP socket.
+        // The kernel selects a port that is free for UDP, and may be in use for TCP. The test simulates this case: the
+        // first attempt binds the UDP socket to the port of the TCP socket `occupied`.
         let is_first = rounds.fetch_add(1, Ordering::Relaxed) == 0;
         UdpSocket::bind(if is_first { in_use } else { address }).await
     };
@@ -317,7 +317,7 @@ async fn other_operations_classes_and_versions_are_refused() {
         [(update, ResponseCode::NotImp), (chaos, ResponseCode::Refused), (newer, ResponseCode::BADVERS)]
     {
         let answer = Message::from_vec(&by_udp(address, &message.to_vec().unwrap()).await).unwrap();
-        // The numbers of the response codes are compared, because BADVERS and BADSIG have the same number.
+        // The test compares numbers, because BADVERS and BADSIG have the same number, and hickory decodes it as BADSIG.
         assert_eq!(u16::from(answer.metadata.response_code), u16::from(code));
         assert!(answer.answers.is_empty());
     }

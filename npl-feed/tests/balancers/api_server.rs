@@ -33,7 +33,7 @@ pub(crate) struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The process may have exited already.
+        // Errors are ignored, because the process may have exited already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

@@ -18,7 +18,7 @@ pub(crate) struct Backends {
     running: BTreeMap<String, Server>,
 }
 
-/// A server's address, the sender that stops it when it is dropped, and its task.
+/// The address of a server, a sender whose drop stops the server, and the task of the server.
 type Server = (SocketAddr, oneshot::Sender<()>, JoinHandle<()>);
 
 impl Backends {
@@ -34,7 +34,7 @@ impl Backends {
         let task = self.runtime.spawn(async move {
             let router = Router::new().route("/", get(|| async move { name }));
             let ended = async {
-                // A dropped sender stops the server too.
+                // The receiver's error is ignored: it only means that the sender was dropped, which stops the server.
                 drop(stopped.await);
             };
             axum::serve(listener, router).with_graceful_shutdown(ended).await.unwrap();
@@ -77,7 +77,7 @@ async fn reset_all(listener: &TcpListener) {
 
 async fn reset_after_request(mut stream: TcpStream) {
     let mut request = [0; 1024];
-    // The connections of health checks end without a request.
+    // Without a request, the connection is one of a health check, and is closed without a reset.
     if stream.read(&mut request).await.is_ok_and(|length| length > 0) {
         stream.set_zero_linger().unwrap();
     }

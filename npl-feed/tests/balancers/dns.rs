@@ -86,7 +86,7 @@ fn members_have_records_with_addresses(program: &str) {
             let address = format!("{target} 1 IN A {}", NODES[number]);
             assert!(answer.additionals.contains(&address), "{address}: {}", answer.text);
             assert_eq!(ask(program, &format!("A {target}")).answers, [address]);
-            // The name exists, without an address of this family.
+            // The name exists, but the member has no IPv6 address.
             expect_denial(&ask(program, &format!("AAAA {target}")), "NOERROR");
         }
     }

@@ -17,7 +17,8 @@ use crate::{
     scene::{self, Feed, LIMIT, QUIET},
 };
 
-/// The directory of the program `grpc`: a server that answers with its name, and a client that prints the names.
+/// The environment variable with the directory of the program `grpc`. The program is both a server that answers with
+/// its name, and a client that prints the names of the servers that answer.
 const PROGRAM: &str = "NPL_GRPC_DIR";
 
 /// A running program, which is killed when this value is dropped.

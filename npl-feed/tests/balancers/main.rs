@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real load balancers, with exactly the configuration of docs/load-balancers.md, read their members from the feed
-//! while Pods are created, deleted and crash, and while a replica of the feed does not run. A Pod of the Service must
-//! answer every request.
+//! while Pods are created, deleted and crash, and while a replica of the feed does not run. No request may fail: each
+//! must be answered by a Pod of the Service.
 //!
 //! Each test runs in its own network namespace. Servers at the node addresses and node ports stand in for the Pods;
 //! other tests cover the datapath.
@@ -56,8 +56,8 @@ fn nginx_serves_all_requests() {
     serve_all_requests("nginx_serves_all_requests", &NGINX, 1);
 }
 
-/// Caddy looks up a member's address by DNS for each new connection to the Pod. While the scene stops the first replica
-/// of the feed, the second one answers.
+/// Caddy looks up a member's address by DNS for each new connection to the Pod. While the first replica of the feed is
+/// stopped, the second replica answers these DNS queries.
 #[test]
 fn caddy_serves_all_requests() {
     serve_all_requests("caddy_serves_all_requests", &CADDY, 2);

@@ -120,8 +120,8 @@ fn router() -> Router {
         .route("/api/v1/nodes", list(NODES, node))
 }
 
-/// The folder below `/proc` of the process that has this argument. `/proc` shows the process IDs outside of the test's
-/// PID namespace, so that a child's ID does not name the folder.
+/// The folder below `/proc` of the process that has this argument. The test finds the process by its argument and not
+/// by its ID: `/proc` shows the IDs outside of the test's PID namespace, but the test knows only the ID inside.
 fn process_with(argument: &Path) -> PathBuf {
     let argument = argument.as_os_str().as_encoded_bytes();
     let is_same = |path: &PathBuf| {
@@ -182,8 +182,8 @@ impl LargeCluster {
         Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, folder }
     }
 
-    /// Waits until the feed uses at most `limit` KiB. Decoded lists are returned to the kernel after the first
-    /// snapshot.
+    /// Waits until the feed uses at most `limit` KiB. After its first snapshot, the feed returns the memory of the
+    /// decoded lists to the kernel.
     pub(crate) fn wait_for_memory(&self, limit: u64) {
         api_server::until("resident memory within the limit", || {
             let [all, own] = ["VmRSS", "RssAnon"].map(|name| field(&self.process, name));

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::{Bar, Group};
 
 const WIDTH: f64 = 860.0;
-/// The width of the column of labels, in pixels, as all sizes of the picture.
+/// The width of the column of labels. All sizes of the picture are in pixels.
 const LABELS: f64 = 300.0;
 /// The space to the right of the scale, for the text of the longest bar.
 const MARGIN: f64 = 60.0;
@@ -97,7 +97,7 @@ pub(super) fn draw(groups: &[Group]) -> String {
     text
 }
 
-/// Draws a bar from the ratio 1 to its median, with its label and its number.
+/// Draws a bar from the ratio 1 to the median, a line from the minimum to the maximum, the label and the number.
 fn drawn(bar: &Bar, scale: Scale, y: f64) -> String {
     let (one, median, min, max) = (scale.x(1.0), scale.x(bar.median), scale.x(bar.min), scale.x(bar.max));
     let is_faster = bar.median >= 1.0;

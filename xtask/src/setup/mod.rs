@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask setup`: installs the packages and builds the tools that any command needs. Every command except `setup`
-//! installs only the packages that it needs itself.
+//! `cargo xtask setup`: installs the packages and builds the tools that all commands of xtask need together. Every
+//! other command installs only the packages that it needs itself.
 
 mod apt;
 mod balancers;
@@ -75,8 +75,9 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// Programs that the Nodes of a real cluster run, with their packages. `bridge` stands for the package with all CNI
-/// plug-ins; CNI plug-ins are not in the search path. Calico and kube-router run `ipset`.
+/// Programs that the Nodes of a real cluster run, with their packages. If the CNI plug-in `bridge` is installed, so are
+/// all CNI plug-ins of its package; it has a full path, because CNI plug-ins are not in the search path. Calico and
+/// kube-router run `ipset`.
 const CONTAINERS: [Program; 5] = [
     Program { name: "ipset", package: "ipset" },
     Program { name: "containerd", package: "containerd" },

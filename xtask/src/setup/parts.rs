@@ -81,8 +81,8 @@ pub(super) const CALICO: Part = Part {
         "github.com/projectcalico/calico/cni-plugin/cmd/calico",
     ],
     files: &["manifests/crds.yaml"],
-    // Calico is built without a C compiler. Only the eBPF dataplane of Calico's agent Felix needs a C compiler; without
-    // it, stubs replace this dataplane, and all other features work.
+    // Calico is built without a C compiler. Only the eBPF dataplane of Calico's agent Felix needs a C compiler; in a
+    // build without a C compiler, stubs replace this dataplane, and all other features work.
     variables: &[("CGO_ENABLED", "0")],
 };
 

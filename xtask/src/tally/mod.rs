@@ -76,8 +76,8 @@ impl Tally {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Runs a preparation, which builds products that later steps need. Preparations run for every choice of steps, and
-    /// are counted only if they fail.
+    /// Runs a preparation, which builds products that later steps need. Preparations run whichever steps the user has
+    /// chosen, and are counted only if they fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();
@@ -166,7 +166,7 @@ impl Tally {
     }
 
     /// Prints the summary, whose last line counts the tests. Returns an error if a step failed. `selection` is the text
-    /// by which the command line selected tests; if there is a selection, a run of no test is also an error.
+    /// by which the command line selected tests; if there is a selection, it is also an error that no test ran.
     pub(crate) fn close(self, selection: Option<&str>) -> Result<()> {
         println!();
         self.summary().iter().for_each(|line| println!("{line}"));

@@ -159,7 +159,7 @@ fn run_own_tests(options: &Options, tally: &mut Tally) {
     tally.tests(name, |counts| run_tests(command, SILENCE, counts));
 }
 
-/// Arguments that select the packages with tests, except xtask.
+/// Cargo arguments that select the packages with tests, except xtask, and the feature `npl-testkit/bench`.
 pub(crate) const PACKAGES: [&str; 10] = [
     "--package",
     "npl-common",

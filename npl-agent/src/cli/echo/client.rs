@@ -40,7 +40,8 @@ pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
 #[derive(Debug)]
 pub(super) struct Connection {
     probe: Probe,
-    /// The socket, or the failure to open the connection. A failure is the result of each request.
+    /// The socket, or the failure to open the connection. After a failure, every request on this connection returns the
+    /// failure as its result.
     socket: Result<Socket, Observation>,
 }
 

@@ -77,8 +77,8 @@ pub(super) fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     lines
 }
 
-/// Starts a thread that reads all bytes of a pipe, or one byte more than `limit` if there are more. The thread is not
-/// joined: a process that kubectl has started may keep the pipe open longer than kubectl runs.
+/// Starts a thread that reads a pipe to its end, but stops when it has read one byte more than `limit`. The thread is
+/// not joined: a process that kubectl has started may keep the pipe open longer than kubectl runs.
 fn whole(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec<u8>> {
     read_on_thread(pipe, move |pipe| {
         let mut read = Vec::new();
@@ -152,7 +152,8 @@ mod tests {
             ensure!(start.elapsed() < Duration::from_millis(100), "over");
             Ok(())
         };
-        // The shell's child `sleep` keeps the pipes open after the shell is killed.
+        // The shell's child `sleep` keeps the pipes open after the shell is killed. `output` must not wait for their
+        // end.
         let error = output(shell("sleep 60; true"), check).unwrap_err();
         assert_eq!(error.to_string(), "over");
         assert!(start.elapsed() < Duration::from_secs(30));

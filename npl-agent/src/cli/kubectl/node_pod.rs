@@ -19,7 +19,7 @@ use super::{
 use crate::{cli::note, config::kubectl_args::OnArgs, core::verdict::HealthVerdict};
 
 /// The label and the Pod Security level of the temporary Namespaces. The level `privileged` admits Pods with the host
-/// network and with folders of the Node.
+/// network and with `hostPath` volumes.
 const NAMESPACE: Kind = Kind { label: "npl-on", level: "privileged" };
 const POD: &str = "npl-agent";
 /// The time limit for the start of the Pod, whose image the Node may have to pull.

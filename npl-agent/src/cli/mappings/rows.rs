@@ -96,7 +96,7 @@ pub(in crate::cli) struct Filter<'a> {
     pub(in crate::cli) service: Option<&'a str>,
     pub(in crate::cli) node_port: Option<u16>,
     pub(in crate::cli) states: &'a [PortState],
-    /// Whether to also show host ports, and node ports in quarantine, that have no mapping in the kernel.
+    /// Whether to also show node ports without a mapping in the kernel: host ports, and node ports in quarantine.
     pub(in crate::cli) all: bool,
 }
 

@@ -44,8 +44,8 @@ struct RecognizedNetwork {
 }
 
 impl NetworkView {
-    /// Reads the order of programs on the uplinks with NPL's programs. Also reads the names of devices and netfilter
-    /// rules by which other software is recognized.
+    /// Reads which programs run ahead of NPL's on the uplinks. Recognizes other software by the names of `devices`, and
+    /// of netfilter's tables and chains, which this function reads.
     pub(super) async fn read(bpffs: &Path, inspection: &Inspection, devices: &[Device]) -> Self {
         let uplinks = inspection.links.iter().filter(|(_, directions)| directions.contains(&Direction::Egress));
         let uplinks: BTreeSet<u32> = uplinks.map(|(ifindex, _)| *ifindex).collect();
@@ -86,8 +86,8 @@ impl NetworkView {
     }
 }
 
-/// Recognizes software by the names of the Node's devices and netfilter rules. If the rules cannot be read, recognizes
-/// software only by the names of devices, and also returns the text of the error.
+/// Recognizes software by the names of the Node's devices, and of netfilter's tables and chains. If netfilter's names
+/// cannot be read, recognizes software only by the names of devices, and also returns the text of the error.
 fn recognized(devices: &[Device], rules: io::Result<RuleNames>) -> (Vec<RecognizedNetwork>, Option<String>) {
     let (rules, refusal) = match rules {
         Ok(rules) => (rules, None),

@@ -67,13 +67,13 @@ pub(super) struct Status {
     pub(super) mappings: usize,
     /// The number of mappings with a list of allowed sources.
     pub(super) restricted_mappings: usize,
-    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent like
-    /// `agent`.
+    /// The numbers of node ports by state, and of Pods and Services that are not served as requested; absent if `agent`
+    /// is absent.
     pub(super) node_ports: Option<NodePortCounts>,
     /// The numbers of used, draining, quarantined and free node ports, by protocol and IP family; empty if `agent` is
     /// absent.
     pub(super) port_usage: Vec<PortUsageView>,
-    /// For the maps of mappings, allowed sources, flows, node addresses and next hops: the number of elements and the
+    /// For the maps of mappings, allowed sources, flows, node addresses and next hops: the number of entries and the
     /// capacity.
     pub(super) tables: Vec<TableFill>,
     /// The number of established conntrack entries of NPL.
@@ -284,7 +284,7 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
     }
 }
 
-/// Returns the number of elements and the capacity of the maps of mappings, allowed sources, flows, node addresses and
+/// Returns the number of entries and the capacity of the maps of mappings, allowed sources, flows, node addresses and
 /// next hops.
 fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };

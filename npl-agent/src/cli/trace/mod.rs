@@ -140,7 +140,8 @@ impl Signals {
 /// Why the command stopped reading trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// `--duration` is over, `--count` records are reached, or the reader of the output has closed it.
+    /// `--duration` is over, `--count` records were passed to the writer, the reader of the output has closed it, or a
+    /// write to the output has failed.
     Complete,
     /// The command has received a signal that ends it.
     Interrupted,

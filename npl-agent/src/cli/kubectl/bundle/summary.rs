@@ -24,7 +24,7 @@ pub(super) struct NodePlan<'a> {
 }
 
 impl<'a> NodePlan<'a> {
-    /// Returns the agent's Pod if its container runs.
+    /// Returns the agent's Pod if its container runs; otherwise an error that says why no agent can answer.
     pub(super) fn running_agent(&self) -> anyhow::Result<&'a AgentPod> {
         let reason = match self.agent {
             Some(agent) if agent.is_running => return Ok(agent),

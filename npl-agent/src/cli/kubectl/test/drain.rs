@@ -38,7 +38,8 @@ const MARGIN: Duration = Duration::from_secs(10);
 /// and some slow requests together.
 const DRAIN_LIMIT: Duration = Duration::from_secs(90);
 
-/// The time limit for one request of a client Pod. The time limits of the client in the Pod are shorter.
+/// The time limit for one request from a client Pod. The client in the Pod has shorter time limits, so it normally
+/// reports an unanswered request before this limit.
 const OBSERVATION: Duration = Duration::from_secs(20);
 
 /// A connection that a client in a Pod keeps open. Dropping this value ends the client.
@@ -95,8 +96,9 @@ pub(super) struct Test<'a> {
     pub(super) interrupt: &'a Interrupt,
 }
 
-/// Withdraws the node ports of all echo Pods, and tests a connection on the first TCP path from a client Pod that has
-/// passed. An error also becomes a row, so that the rows about the paths are still printed.
+/// Withdraws the node ports of all echo Pods, and tests during and after the drain whether connections on the path
+/// `working` are served. `working` is the first TCP path from a client Pod whose test has passed. If this function
+/// fails, the returned rows contain the error, so that the results of the earlier tests are still printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
@@ -172,8 +174,8 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
 }
 
 /// Sends requests until the end of the drain is certain: until a request is not answered, or until a request that was
-/// sent after the latest possible end of the drain is answered. The test requested the withdrawal after `start`, and at
-/// most `disabled` later.
+/// sent after the latest possible end of the drain is answered. The API server accepted the withdrawal after `start`,
+/// but at most `disabled` later.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

@@ -56,7 +56,7 @@ pub(super) struct Scene<'a> {
     pub(super) kubectl: Kubectl<'a>,
     pub(super) namespace: TemporaryNamespace<'a>,
     pub(super) sites: &'a [Site],
-    /// The labels by which all agents select the Service.
+    /// Labels with which the Service matches the `--service-selector` of every agent.
     service_labels: BTreeMap<String, String>,
 }
 
