@@ -891,8 +891,8 @@ mod tests {
             }
         }
 
-        /// [`Numbers::admit`] accepts exactly the segments whose two numbers are within [`Numbers::WINDOW`]. By chance,
-        /// one in 4096 segments of another connection also meets this condition.
+        /// [`Numbers::admit`] accepts a Pod's segment exactly if each of its two numbers is within [`Numbers::WINDOW`]
+        /// of the other number of the client's segment.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

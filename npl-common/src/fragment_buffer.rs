@@ -70,7 +70,7 @@ map_type! {
         /// Length of the frame in bytes, minus 21 ([`MIN_FRAME`]).
         pub excess: u32,
         /// Only in the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the
-        /// first fragment has waited; 0 while the last fragment is missing.
+        /// first fragment waited in the buffer for the last fragment; 0 while the last fragment is missing.
         pub datagram_length: u32,
         /// The frame, starting at the link-layer header.
         pub frame: [u8; MAX_FRAME as usize],
