@@ -6,8 +6,8 @@
 //! checksum needs the datagram's length, which only the last fragment shows. All processors share the SCTP reassembly
 //! buffer: a network card may deliver the first fragment to another processor than the later fragments.
 
-/// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has only 12
-/// fragments.
+/// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has 12
+/// fragments, so the buffer has room for all of them.
 pub const FRAGMENTS: u32 = 16;
 /// Index of the element that contains a copy of the first fragment while the saved fragments, one after another,
 /// overwrite the first fragment's skb.
