@@ -291,9 +291,9 @@ pub const MAPS: &[Map] = &[
         purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
                   length.",
         written_by: PROGRAMS,
-        when_full: "a fragment keeps its slot for one second; meanwhile, the length of another datagram with the same \
-                    slot is estimated from its chunks, or the datagram is passed to the host and counted as \
-                    `sctp_fragment`",
+        when_full: "a fragment keeps its slot for one second; meanwhile, the programs estimate the length of \
+                    another datagram with the same slot from its chunks or, if no chunk shows the length, pass the \
+                    datagram to the host and count it as `sctp_fragment`",
     },
     Map {
         names: &[MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6],
