@@ -158,7 +158,7 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
                 break;
             }
             // SAFETY: the program has checked that the frame contains these bytes, and `to` has room for `WORDS` words.
-            // The load may be unaligned, as in `read`.
+            // On every supported processor, programs may load unaligned words.
             unsafe { to.add(copied).write((start as *const u64).read_unaligned()) };
             copied += 1;
         }
