@@ -8,7 +8,8 @@ map_type! {
         /// restarted agent keeps the seed.
         pub seed: u64,
         /// The Node's primary IPv4 address, network order; all zero if unset. Programs recognize this address without a
-        /// further map look-up. Address and index are in one aligned word, which is written and read atomically.
+        /// further map look-up. This address and `primary_v4_index` are in one aligned word, which is written and read
+        /// atomically.
         pub primary_v4: [u8; 4],
         /// Index of `primary_v4` in the map `npl_idx2addr_v4`.
         pub primary_v4_index: u32,

@@ -69,8 +69,9 @@ map_type! {
         pub time: u64,
         /// Length of the frame in bytes, minus 21 ([`MIN_FRAME`]).
         pub excess: u32,
-        /// Only in the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the
-        /// first fragment waited in the buffer for the last fragment; 0 while the last fragment is missing.
+        /// In the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the first
+        /// fragment waited in the buffer for the last fragment; 0 while the last fragment is missing. In the fragment
+        /// buffer, only the working element 18 uses this field, for the SCTP fragment that a program processes.
         pub datagram_length: u32,
         /// The frame, starting at the link-layer header.
         pub frame: [u8; MAX_FRAME as usize],
