@@ -108,8 +108,7 @@ impl MapKind {
 /// A key or value.
 #[derive(Debug, Clone, Copy)]
 pub enum Content {
-    /// Neither a key nor a value, because the map is a ring buffer. The reference page shows this text in place of a
-    /// type.
+    /// For a ring buffer, which has neither keys nor values: the text that the reference page shows in place of a type.
     None(&'static str),
     /// A `u32`, and its meaning.
     U32(&'static str),
@@ -205,8 +204,8 @@ pub const MAPS: &[Map] = &[
         value: Content::U32("1"),
         purpose: "Source allow-lists of restricted mappings.",
         written_by: AGENT,
-        when_full: "packets from the missing ranges are dropped (`source_refused`), and the Pod gets the Event \
-                    `SourceRangesExhausted`",
+        when_full: "packets from ranges that are not in the map are dropped (`source_refused`), and the Pod gets the \
+                    Event `SourceRangesExhausted`",
     },
     Map {
         names: &[MAP_ENDPOINT_V4, MAP_ENDPOINT_V6],
@@ -292,9 +291,9 @@ pub const MAPS: &[Map] = &[
         purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
                   length.",
         written_by: PROGRAMS,
-        when_full: "a fragment keeps its slot for one second; meanwhile, the length of another datagram with the same \
-                    slot is estimated from its chunks, or the datagram is passed to the host and counted as \
-                    `sctp_fragment`",
+        when_full: "a fragment keeps its slot for one second; meanwhile, the programs estimate the length of \
+                    another datagram with the same slot from its chunks or, if no chunk shows the length, pass the \
+                    datagram to the host and count it as `sctp_fragment`",
     },
     Map {
         names: &[MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6],
@@ -302,8 +301,8 @@ pub const MAPS: &[Map] = &[
         capacity: host_connection::SLOTS,
         key: Content::U32("slot, selected by a hash of the connection"),
         value: Content::U64("bits 0-23 time in units of 2^30 ns (1.07 s), 24-63 tag of the connection; 0 if free"),
-        purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not \
-                  translated.",
+        purpose: "Host connections: connections that the Node opened or masquerades with a source port of the range; \
+                  the programs do not translate their replies.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },
@@ -360,11 +359,12 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_XDP_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
-        purpose: "Interface indexes of the devices on which another program of NPL may translate a packet before NPL's \
-                  TC program runs: the XDP program or, before Linux 6.6, the program of a second TC filter, which \
-                  exists while the agent moves NPL's filter ahead of filters of other software.",
+        purpose: "Interface indexes of the devices whose packets may already be translated when NPL's TC program runs: \
+                  by the XDP program or, before Linux 6.6, by a temporary second TC filter, which exists while the \
+                  agent moves NPL's filter ahead of all other filters.",
         written_by: AGENT,
-        when_full: "TC translates requests on further devices",
+        when_full: "the agent attaches no XDP program to further devices, so TC translates their requests; the agent \
+                    moves no filters on further devices",
     },
     Map {
         names: &[MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6],

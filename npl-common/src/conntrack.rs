@@ -43,9 +43,9 @@
 //! the connection:
 //!
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the key of the handshake's
-//!   entry contains this acknowledgement number ([`handshake_key`]).
-//! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: after the SYN-ACK, an entry
-//!   with this acknowledgement number in its key waits for the client's segment ([`reply_key`]).
+//!   entry is a hash of the flow and this acknowledgement number ([`handshake_key`]).
+//! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: the SYN-ACK has created an
+//!   entry whose key is a hash of the flow and this acknowledgement number ([`reply_key`]).
 //! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
 //!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
@@ -891,8 +891,8 @@ mod tests {
             }
         }
 
-        /// [`Numbers::admit`] accepts exactly the segments whose two numbers are within [`Numbers::WINDOW`]. By chance,
-        /// one in 4096 segments of another connection also meets this condition.
+        /// [`Numbers::admit`] accepts a Pod's segment exactly if each of its two numbers is within [`Numbers::WINDOW`]
+        /// of the other number of the client's segment.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

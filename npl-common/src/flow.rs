@@ -73,12 +73,13 @@ map_type! {
         /// Low 32 bits of the kernel's `jiffies` at the time `last_seen_ns`.
         pub refreshed: u32,
         /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
-        /// sequence number of the client's segment that established the flow. A client's FIN or RST counts only if its
-        /// sequence number is near this number. For other protocols, the field is 0.
+        /// field contains the sequence number of the client's segment that established the flow. A client's FIN or RST
+        /// counts only if its sequence number is near this number. For other protocols, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
-        /// All TCP flags that the client has sent.
+        /// All TCP flags that the client has sent; FIN and RST only from segments whose sequence number matched the
+        /// connection.
         pub client_tcp_flags: u8,
         /// All TCP flags that the Pod has sent, without the ACK of its SYN-ACK.
         pub pod_tcp_flags: u8,

@@ -23,8 +23,8 @@ const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// Flag of a record in redirect and offload mode: the host's stack forwarded the first fragment, which was not
-/// redirected.
+/// Flag of a record in redirect and offload mode: the program did not redirect the first fragment, so the host's stack
+/// forwarded it.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;

@@ -6,8 +6,8 @@
 //! checksum needs the datagram's length, which only the last fragment shows. All processors share the SCTP reassembly
 //! buffer: a network card may deliver the first fragment to another processor than the later fragments.
 
-/// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has only 12
-/// fragments.
+/// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has 12
+/// fragments, so the buffer has room for all of them.
 pub const FRAGMENTS: u32 = 16;
 /// Index of the element that contains a copy of the first fragment while the saved fragments, one after another,
 /// overwrite the first fragment's skb.
@@ -69,8 +69,9 @@ map_type! {
         pub time: u64,
         /// Length of the frame in bytes, minus 21 ([`MIN_FRAME`]).
         pub excess: u32,
-        /// Only in the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the
-        /// first fragment has waited; 0 while the last fragment is missing.
+        /// In the SCTP reassembly buffer: length of the datagram in bytes, plus [`REINJECTED`] (65 536) if the first
+        /// fragment waited in the buffer for the last fragment; 0 while the last fragment is missing. In the fragment
+        /// buffer, only the working element 18 uses this field, for the SCTP fragment that a program processes.
         pub datagram_length: u32,
         /// The frame, starting at the link-layer header.
         pub frame: [u8; MAX_FRAME as usize],

@@ -167,7 +167,8 @@ mod tests {
         }
     }
 
-    /// The clients in this test have consecutive addresses and ports, like the connections of a load balancer.
+    /// Flows of clients with consecutive addresses and ports, like the connections of a load balancer, spread over the
+    /// slots as evenly as random flows.
     #[test]
     fn neighbouring_flows_spread_over_the_slots() {
         let mut taken = vec![0_u32; SLOTS as usize];

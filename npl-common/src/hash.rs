@@ -71,8 +71,9 @@ mod tests {
     use super::absorb_both;
 
     proptest! {
-        /// Two client addresses with the same hash would share their slots and tags, and therefore their half-open
-        /// entries.
+        /// The test flips bits in both words. With constant factors, the effects of these bits on the hash would add up
+        /// to zero. Two client addresses with the same hash would share their slots and tags, and therefore their
+        /// half-open entries.
         #[test]
         fn no_bits_of_one_word_cancel_out_those_of_the_other(seed: u64, first: u64, second: u64) {
             let other = absorb_both(seed, first ^ 1 << 63, second ^ (1 << 63 | 1 << 31));

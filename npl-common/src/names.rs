@@ -81,9 +81,9 @@ pub const MAP_SLOW_PATH: &str = "npl_slow";
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
-/// Devices on which another program of NPL may have translated a packet before the TC program: the XDP program or,
-/// before Linux 6.6, the temporary second filter that NPL has while the agent moves NPL's filter ahead of filters of
-/// other software. Map from interface index to [`crate::config::XDP_ATTACHED`].
+/// Devices whose packets may already be translated when NPL's TC program runs: by the XDP program or, before Linux 6.6,
+/// by the temporary second filter that exists while the agent moves NPL's filter ahead of all other filters. Map from
+/// interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
@@ -270,7 +270,8 @@ pub const RELEASE_HOOK: &str = "sock_release";
 pub struct SocketProgram {
     /// The program's name in the kernel object file and in the kernel.
     pub name: &'static str,
-    /// The kernel's name of the hook, which is also part of the name of the link's pin.
+    /// The hook's name in the names of ELF sections, such as `connect4` in `cgroup/connect4`, and in the names of the
+    /// links' pins.
     pub hook: &'static str,
 }
 

@@ -79,8 +79,8 @@ pub const fn word(tag: u32, since: u32) -> u64 {
     (tag as u64) << u32::BITS | since as u64
 }
 
-/// The time of the stack observation in the word of a direction, or one of the values in [`mod@since`];
-/// [`since::NEVER`] if the word belongs to another flow.
+/// Unpacks the low half of a direction's word: the time of the stack observation, or one of the values in
+/// [`mod@since`]. Returns [`since::NEVER`] if the word has the tag of another flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]

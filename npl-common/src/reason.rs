@@ -42,9 +42,9 @@ reasons! {
     /// The packet comes from a mapped Pod port but has no conntrack entry, for example because it belongs to a direct
     /// connection; the packet is passed unchanged.
     UntrackedReply = 3, "untracked_reply";
-    /// Two connections have the same client and Pod endpoints, through two NAT addresses or because one connection is
-    /// direct. UDP replies follow the newer connection; TCP and SCTP replies follow the connection that the Pod accepted
-    /// last.
+    /// Two connections have the same client and Pod endpoints: the client uses two NAT addresses, or a NAT address and
+    /// the Pod's own address. UDP replies follow the newer connection; TCP and SCTP replies follow the connection that
+    /// the Pod accepted last.
     TupleConflict = 4, "tuple_conflict";
     /// The kernel did not add the flow's conntrack entry to the flow table; the packet is translated, and the flow
     /// stays in the half-open cache.

@@ -19,11 +19,11 @@ pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 2;
 map_type! {
     /// Counters of one mapping. A GRO or GSO packet, which consists of several segments, counts as one packet.
     pub struct MappingStats: 48, align 8 {
-        /// Packets from clients that were rewritten to the Pod.
+        /// Number of translated packets from clients to the Pod.
         pub request_packets: u64,
         /// Bytes of the packets in `request_packets`, link-layer headers included.
         pub request_bytes: u64,
-        /// Packets from the Pod that were rewritten to a client.
+        /// Number of translated packets from the Pod to clients.
         pub reply_packets: u64,
         /// Bytes of the packets in `reply_packets`, link-layer headers included.
         pub reply_bytes: u64,

@@ -51,7 +51,8 @@ map_type! {
     pub struct Traffic: 80, align 8 {
         /// Number of the next packet. The generator increments the number, so that each packet has another flow.
         pub next: u64,
-        /// Number of client ports per client address. With 0, all frames are the same flow, unless `random` is nonzero.
+        /// Number of client ports per client address. With 0, all frames belong to one flow, unless `random` is
+        /// nonzero.
         pub ports: u32,
         /// Number of mappings that flows are distributed over in round-robin order.
         pub mappings: u32,

@@ -491,7 +491,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
-    /// Follow the packets of this protocol, and ICMP errors about them: tcp, udp or sctp.
+    /// Follow the packets of this protocol (tcp, udp or sctp), and ICMP errors about them.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
 

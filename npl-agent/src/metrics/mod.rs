@@ -425,7 +425,8 @@ impl Families {
         registry.register("node_ports", "Node ports of --port-range, by IP family, protocol and state", ports);
         registry.register(
             "devices",
-            "Selected devices by state: attached if the programs are attached to the device, else failed",
+            "Devices that --devices selects, by state: attached if the programs are attached to the device, else \
+             failed",
             devices,
         );
         registry.register(

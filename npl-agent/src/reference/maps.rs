@@ -34,8 +34,9 @@ pub(super) fn body() -> String {
     text += &heading(2, "Programs");
     let _infallible = writeln!(
         text,
-        "Programs are pinned as `{folder}/{PROGRAM_DIR}/BUILD/NAME`; `npl-agent status` names the builds. Their links, from Linux \
-         6.6 on for TC and always for XDP and cgroup v2, are pinned below `{folder}/{LINK_DIR}/`.\n\
+        "Programs are pinned as `{folder}/{PROGRAM_DIR}/BUILD/NAME`; `npl-agent status` names the builds. The links of \
+         XDP and cgroup v2 programs, and from Linux 6.6 on those of TC programs, are pinned below \
+         `{folder}/{LINK_DIR}/`.\n\
          Uplinks are the devices of `--devices`; the slow-path programs are tail-called by the programs in the third column.\n"
     );
     text += &table(

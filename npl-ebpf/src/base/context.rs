@@ -111,8 +111,9 @@ impl Access for TcContext {
             return false;
         }
         let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
-        // SAFETY: the packet contains the whole header, which is aligned as in `read`. Before a program with direct
-        // writes runs, the kernel unshares the skb's header.
+        // SAFETY: `pointer` has checked that the packet contains the whole header. On every supported processor,
+        // programs may access unaligned words. Before a program with direct writes runs, the kernel unshares the skb's
+        // header.
         unsafe { header.cast_mut().write(value) };
         true
     }
@@ -157,7 +158,7 @@ impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
                 break;
             }
             // SAFETY: the program has checked that the frame contains these bytes, and `to` has room for `WORDS` words.
-            // The load may be unaligned, as in `read`.
+            // On every supported processor, programs may load unaligned words.
             unsafe { to.add(copied).write((start as *const u64).read_unaligned()) };
             copied += 1;
         }
@@ -169,15 +170,16 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     #[inline(always)]
     fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
         let header = pointer::<T, OFFSET>(self.0.data(), self.0.data_end())?;
-        // SAFETY: `pointer` has checked that the frame contains the whole header, which is aligned like that of an skb.
+        // SAFETY: `pointer` has checked that the frame contains the whole header. On every supported processor,
+        // programs may load unaligned words.
         Some(unsafe { *header })
     }
 
     #[inline(always)]
     fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
         let Some(header) = pointer::<T, OFFSET>(self.0.data(), self.0.data_end()) else { return false };
-        // SAFETY: the frame contains the whole header, which is aligned as in `read`; while the program runs, only the
-        // program writes the frame.
+        // SAFETY: `pointer` has checked that the frame contains the whole header. On every supported processor,
+        // programs may access unaligned words. While the program runs, only the program writes the frame.
         unsafe { header.cast_mut().write(value) };
         true
     }

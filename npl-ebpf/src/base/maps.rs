@@ -191,9 +191,9 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 #[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
-/// Devices on which another program of NPL may have translated a packet before the TC program, by ifindex: devices with
-/// the XDP program and, before Linux 6.6, devices that have a temporary second filter of NPL while the agent moves
-/// NPL's filter ahead of filters of other software. The agent writes this map. Programs look up a device only if
+/// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs: devices with the XDP
+/// program and, before Linux 6.6, devices on which NPL has a temporary second filter while the agent moves NPL's filter
+/// ahead of all other filters. The agent writes this map. Programs look up a device only if
 /// [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_pre_tc_devs")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();

@@ -256,9 +256,9 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that belongs to no half-open entry with the packet's NAT address: by the flow's entry
-    /// in the flow table or, if the flow table has no entry, as a packet of a host connection or as the first packet of
-    /// a new flow.
+    /// Tracks a client's packet for which the half-open cache has no entry with the packet's NAT address. Applies the
+    /// packet to the flow's entry in the flow table. If the flow table has no entry, the packet counts as a packet of a
+    /// host connection or as the first packet of a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,

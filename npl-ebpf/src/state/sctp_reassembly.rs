@@ -84,9 +84,10 @@ pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival:
     }
 }
 
-/// Re-injects the first fragment that waits for the current packet, a last fragment whose key [`note_last`] stored. If
-/// no first fragment waits and the slot is free, stores the length of an SCTP datagram for a first fragment that
-/// arrives later. Returns `false` if the last fragment could not be restored to its skb and is lost.
+/// If [`note_last`] has stored the key of the current packet, a last fragment: re-injects the saved first fragment of
+/// the same datagram. If no first fragment of the datagram is saved and the slot is free, stores the length of an SCTP
+/// datagram for a first fragment that arrives later. Returns `false` if the last fragment could not be restored to its
+/// skb and is lost.
 #[inline(always)]
 pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };

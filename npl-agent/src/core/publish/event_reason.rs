@@ -98,8 +98,8 @@ event_reasons! {
         "`allowed-source-ranges` has more than 256 ranges. The ranges after the 256th allow no client.",
         "Merge ranges, or use several Services.";
     SourceRangesExhausted on Pod,
-        "The Node's map of allowed sources is full. Packets of clients whose range is missing are dropped \
-         (`source_refused`).",
+        "The Node's map of allowed sources is full. Packets of clients whose range is not in the map are \
+         dropped (`source_refused`).",
         "Shorten `allowed-source-ranges` of Services with Pods on the Node.";
     SourceRangesNotEnforced on Pod,
         "Clients reach the Pod by a `hostPort` or the host network, to which `allowed-source-ranges` does not apply.",
