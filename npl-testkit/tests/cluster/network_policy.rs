@@ -69,12 +69,12 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
         .map(|address| json!({"ipBlock": {"cidr": format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })}}))
         .collect();
     api.create(&policies(), &policy(&json!([{"from": blocks}]))).unwrap();
-    wait("the refusal of the other Node", &|| answering(world, &other, pod) == 0);
+    wait("the policy to refuse the client on the other Node", &|| answering(world, &other, pod) == 0);
     assert_eq!(assert_served(world, &outside, pod), PORTS, "the policy names this client");
 
     let path = format!("{}/{NAME}", policies());
     api.merge_patch(&path, &json!({"spec": {"ingress": []}})).unwrap();
-    wait("the refusal of the outside client", &|| answering(world, &outside, pod) == 0);
+    wait("the policy to refuse the outside client", &|| answering(world, &outside, pod) == 0);
     assert_eq!(answering(world, &other, pod), 0);
 
     api.delete(&path).unwrap();
@@ -82,7 +82,7 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     wait("the end of the policy", &|| all_answer(&[&outside, &other]));
 
     api.create(&policies(), &default_deny()).unwrap();
-    wait("the refusal of all clients", &|| answering(world, &outside, pod) + answering(world, &other, pod) == 0);
+    wait("the policy to refuse all clients", &|| answering(world, &outside, pod) + answering(world, &other, pod) == 0);
     api.delete(&path).unwrap();
     wait("the end of the default policy", &|| all_answer(&[&outside, &other]));
 }

@@ -96,7 +96,7 @@ pub(super) fn request_in_every_order(world: &World, servers: [SocketAddr; 2]) ->
                 wire.send(&frames[at]).unwrap();
             }
             let answer = traffic::udp_receive(&socket, &question, request_limit()).unwrap();
-            names.push(answer.unwrap_or_else(|| panic!("{server} received no datagram in order {order:?}")).pod);
+            names.push(answer.unwrap_or_else(|| panic!("no reply from {server} to fragments in order {order:?}")).pod);
         }
     }
     names
