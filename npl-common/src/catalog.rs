@@ -235,7 +235,8 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::WORDS,
         key: Content::U32(
             "slot: first 65 536 slots of flows, selected by a hash of the flow tuple; then 16 384 slots of handshakes, \
-             selected by a hash of the flow tuple and a TCP sequence number or SCTP tag",
+             selected by a hash of the flow tuple and a TCP acknowledgement number or SCTP tag or, for a TCP connection \
+             that NPL first sees in the middle, of the flow tuple alone",
         ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
@@ -303,7 +304,8 @@ pub const MAPS: &[Map] = &[
         value: Content::U64("bits 0-23 time in units of 2^30 ns (1.07 s), 24-63 tag of the connection; 0 if free"),
         purpose: "Host connections: connections that the Node opened or masquerades with a source port of the range; \
                   the programs do not translate their replies.",
-        written_by: PROGRAMS,
+        written_by: "programs; the agent adds the connections that other software translates, and clears the map after \
+                     it has taken over from another ABI version",
         when_full: OVERWRITES,
     },
     Map {

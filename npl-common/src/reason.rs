@@ -61,8 +61,8 @@ reasons! {
     /// The mapping's allow-list does not contain the source of the packet, or the client in the packet that an ICMP
     /// error quotes; the packet is dropped.
     SourceRefused = 9, "source_refused";
-    /// The packet belongs to a connection that the Node opened or masquerades with a source port of the range; the packet
-    /// is passed to the host unchanged.
+    /// The packet belongs to a connection that the Node opened or masquerades with a source port of the range; the
+    /// packet is passed to the host unchanged.
     HostConnection = 10, "host_connection";
     /// The packet's destination is a node address, and the packet has more than six IPv6 extension headers, one that is
     /// cut off, or a routing header with segments left; the packet is passed to the host unchanged.

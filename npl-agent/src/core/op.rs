@@ -97,8 +97,8 @@ impl GateReason {
 pub enum Failure {
     /// For [`Op::Reserve`]: another process uses the node port. The Pod gets another node port.
     PortTaken,
-    /// For [`RecentTraffic::Refused`]: clients of the Pod that had the port before still send packets to the port. The
-    /// Pod gets another port, if another port is free.
+    /// For [`RecentTraffic::Refused`]: too recently, a packet arrived at the unmapped port, or the port's mapping was
+    /// removed. The Pod gets another port, if another port is free.
     RecentTraffic {
         /// The time from which the port counts as unused if no more packets arrive.
         until: Moment,

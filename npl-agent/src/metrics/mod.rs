@@ -407,9 +407,10 @@ impl Families {
         );
         registry.register(
             "programs_ahead",
-            "Programs of other software that run before NPL's programs on uplinks. If one of them returns a final \
-             verdict, NPL's program does not run. Measured with every forwarding mode before Linux 6.6; from Linux 6.6 \
-             on, only with --forwarding redirect or offload (otherwise 0)",
+            "Programs of other software that stay ahead of NPL's programs on uplinks, because the agent cannot move \
+             NPL's program or has reached the limit of moves. If one of them returns a final verdict, NPL's program \
+             does not run. Measured with every forwarding mode before Linux 6.6; from Linux 6.6 on, only with \
+             --forwarding redirect or offload (otherwise 0)",
             programs_ahead,
         );
     }

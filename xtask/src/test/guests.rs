@@ -26,9 +26,9 @@ const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 /// and one with the capabilities of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Arguments that skip tests of the agent's pins and similar files, because each of these tests loads all programs, which
-/// takes up to a minute on an emulated machine. The results hardly depend on the kernel's version. The skipped tests run
-/// under this machine's kernel, and under the oldest of the kernels that the user names by `--kernels`.
+/// Arguments that skip tests of the agent's pins and similar files, because each of these tests loads all programs,
+/// which takes up to a minute on an emulated machine. The results hardly depend on the kernel's version. The skipped
+/// tests run under this machine's kernel, and under the oldest of the kernels that the user names by `--kernels`.
 const SKIPPED: [&str; 6] = ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
 
 /// Two guests share the packet tests under a kernel; each guest uses one processor of the host. The first guest runs

@@ -27,8 +27,8 @@ pub(crate) struct Options {
     /// Run only the steps with this text in their names, as the summary lists them.
     #[arg(long, value_name = "TEXT")]
     step: Option<String>,
-    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10 without the
-    /// tests of pins, map limits and cleanup; with `--filter`: none].
+    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10 without
+    /// the tests of pins, map limits and cleanup; with `--filter`: none].
     #[arg(long, value_delimiter = ',')]
     kernels: Option<Vec<KernelName>>,
     /// Kernels under which tests only load the kernel programs, by emulation: 5.10, 6.1, 6.12, latest, or none.
@@ -61,7 +61,9 @@ impl Options {
     fn emulated_kernels(&self) -> Vec<Kernel> {
         let default = if self.filter().is_some() { "none" } else { DEFAULT_KERNELS };
         let names = self.kernels.clone().unwrap_or_else(|| parse_kernels(default));
-        names.iter().filter_map(|name| name.0).collect()
+        let mut kernels: Vec<Kernel> = names.iter().filter_map(|name| name.0).collect();
+        kernels.sort_by_key(|kernel| kernel.age_rank());
+        kernels
     }
 
     /// The components of Kubernetes that the chosen tests need.
@@ -329,7 +331,7 @@ mod tests {
             ("", true, "5.10"),
             ("--kernels none", true, ""),
             ("--filter sctp", true, ""),
-            ("--filter sctp --kernels 5.10,6.1", false, "5.10,6.1"),
+            ("--filter sctp --kernels 6.1,5.10", false, "5.10,6.1"),
             ("--filter sctp --kernels none", true, ""),
             ("--real-cluster --network every --filter drained", true, ""),
         ] {

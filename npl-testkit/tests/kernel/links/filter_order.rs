@@ -15,7 +15,7 @@ use npl_agent::nft_guard::GuardMode;
 use npl_testkit::foreign::{BOTH, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::traffic::{Load, tcp_ask, tcp_connect};
 
-use crate::world::World;
+use crate::world::{World, load_rate};
 
 /// Time limit for twenty requests, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -81,7 +81,7 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
     let mut world = with_filters();
     let mut uplinks = uplinks_of(&world);
     let uplink = world.topology.client().uplink.clone();
-    let load = Load::start(world.client(), 200, world.load_requests());
+    let load = Load::start(world.client(), 2 * load_rate(), world.load_requests());
     for round in 0..4 {
         let name = format!("other-{round}");
         let _other = Foreign::attach(&world.run, &name, &uplink, HANDS_ON, Place::AheadAsFilter, &BOTH).unwrap();
