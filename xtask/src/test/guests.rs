@@ -26,15 +26,34 @@ const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 /// and one with the capabilities of `npl-agent load`.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Arguments that skip tests of the agent's pins and similar files, because each of these tests loads all programs,
-/// which takes up to a minute on an emulated machine. The results hardly depend on the kernel's version. The skipped
-/// tests run under this machine's kernel, and under the oldest of the kernels that the user names by `--kernels`.
-const SKIPPED: [&str; 6] = ["--skip", "links::pins", "--skip", "links::map_limits", "--skip", "links::cleanup"];
+/// Parts of the names of slow tests. These tests load all programs several times, which takes up to a minute each time
+/// on an emulated machine, or they set up many networks. The tests run under this machine's kernel, and under the
+/// oldest of the kernels that the user names by `--kernels`.
+const SLOW: [&str; 18] = [
+    "kernel_nat_with_offload",
+    "kernel_nat_with_redirect",
+    "links::cleanup",
+    "links::instances",
+    "links::map_limits",
+    "links::other_programs",
+    "links::pins",
+    "links::programs",
+    "links::restart",
+    "links::sizes",
+    "links::versions",
+    "lists::",
+    "local::lifecycle",
+    "traffic::big_tcp",
+    "traffic::cni_rules",
+    "traffic::devices",
+    "traffic::direct_connections",
+    "traffic::flood",
+];
 
 /// Two guests share the packet tests under a kernel; each guest uses one processor of the host. The first guest runs
 /// the tests with one of these texts in their names. The second guest runs the rest of the tests, so that both guests
 /// take about the same time.
-const FIRST_SHARE: [&str; 2] = ["differential::", "links::"];
+const FIRST_SHARE: [&str; 5] = ["differential::", "links::", "lists::", "local::", "prog_run::"];
 
 /// Arguments that skip the tests with a TUN device, because guests have no device node for it. The results of these
 /// tests do not depend on the kernel's version.
@@ -152,7 +171,7 @@ impl Suite<'_> {
 /// Returns the parts of test names by which steps select or skip tests of a kind.
 fn selections(kind: Kind) -> Vec<&'static str> {
     let parts: &[&[&'static str]] = match kind {
-        Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SKIPPED, &NEED_A_TUN_DEVICE],
+        Kind::Kernel => &[&[LOADING_TESTS], &FIRST_SHARE, &SLOW, &NEED_A_TUN_DEVICE],
         Kind::Agent => &[&OWN_MACHINE_TESTS, &[UPGRADE_TESTS]],
         Kind::RealCluster => &[&EMULATED_CLUSTER_TESTS],
         Kind::Unit | Kind::TestKit | Kind::Chart => &[],
@@ -186,17 +205,17 @@ fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments
 
 /// Returns, for each guest that runs packet tests under a kernel, the part of the step's name that names the guest's
 /// share of the tests, and the arguments of the test binary. If `filter` is given, one guest runs the tests with this
-/// text in their names. Otherwise, two guests share all tests, or if `is_brief`, all tests but those of [`SKIPPED`].
+/// text in their names. Otherwise, two guests share all tests, or if `is_brief`, all tests but those of [`SLOW`].
 fn shares(filter: Option<&str>, is_brief: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
     let one_by_one = || iter::once("--test-threads=1");
     if let Some(filter) = filter {
         return vec![("", one_by_one().chain([filter]).collect())];
     }
-    let skipped = if is_brief { &SKIPPED[..] } else { &[] };
-    let first = one_by_one().chain(FIRST_SHARE).chain(skipped.iter().copied()).collect();
+    let skipped = || if is_brief { &SLOW[..] } else { &[] }.iter().flat_map(|part| ["--skip", part]);
+    let first = one_by_one().chain(FIRST_SHARE).chain(skipped()).collect();
     let of_first = FIRST_SHARE.into_iter().flat_map(|part| ["--skip", part]);
-    let second = one_by_one().chain(of_first).chain(NEED_A_TUN_DEVICE).collect();
+    let second = one_by_one().chain(of_first).chain(NEED_A_TUN_DEVICE).chain(skipped()).collect();
     vec![(", first share,", first), (", second share,", second)]
 }
 
@@ -275,11 +294,11 @@ mod tests {
     }
 
     #[test]
-    fn a_brief_run_leaves_out_the_tests_of_the_agents_files() {
-        assert_eq!(
-            ["links::pins::one", "links::programs::two", "traffic::flood"].map(|test| runs(test, true)),
-            [0, 1, 1]
-        );
+    fn a_brief_run_leaves_out_the_slow_tests() {
+        let tests =
+            ["links::pins::one", "traffic::flood::two", "links::filter_order::three", "traffic::flow_offload::four"];
+        assert_eq!(tests.map(|test| runs(test, true)), [0, 0, 1, 1]);
+        assert_eq!(tests.map(|test| runs(test, false)), [1; 4]);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TEXT")]
     step: Option<String>,
     /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10 without
-    /// the tests of pins, map limits and cleanup; with `--filter`: none].
+    /// slow tests; with `--filter`: none].
     #[arg(long, value_delimiter = ',')]
     kernels: Option<Vec<KernelName>>,
     /// Kernels under which tests only load the kernel programs, by emulation: 5.10, 6.1, 6.12, latest, or none.
