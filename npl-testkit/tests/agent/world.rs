@@ -277,7 +277,7 @@ impl World {
     pub(crate) fn cut_until_logged(&mut self, words: &str, bytes: usize) {
         let mut cut = None::<Instant>;
         let waited = poll::until(&format!("the agent to log `{words}`"), LIMIT, || {
-            if cut.is_none_or(|at| at.elapsed() >= AGAIN) {
+            if cut.is_none_or(|at| at.elapsed() >= AGAIN * poll::patience()) {
                 cut = Some(Instant::now());
                 self.proxy().cut();
             }
