@@ -116,6 +116,14 @@ impl Suite<'_> {
             return;
         };
         let mut guests = Vec::new();
+        // This guest starts API servers, which takes up to 15 minutes, so it runs only if the user asks for it.
+        let is_asked_for = options.filter().is_none() && (options.kernels.is_some() || options.step.is_some());
+        for binary in self.of_kind(Kind::Agent).filter(|_binary| is_asked_for) {
+            match &self.parts {
+                Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
+                Err(missing) => tally.not_run(&clock_step(newest, binary), *missing),
+            }
+        }
         for binary in self.of_kind(Kind::Kernel) {
             match self.has_tests(binary) {
                 Ok(false) => {}
@@ -128,12 +136,6 @@ impl Suite<'_> {
             }
         }
         if options.filter().is_none() {
-            for binary in self.of_kind(Kind::Agent) {
-                match &self.parts {
-                    Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
-                    Err(missing) => tally.not_run(&clock_step(newest, binary), *missing),
-                }
-            }
             let only_loaded = || loading().filter(|it| !kernels.contains(it));
             for binary in self.of_kind(Kind::Kernel) {
                 guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, LOADING, &[LOADING_TESTS])));
