@@ -15,7 +15,7 @@ const FORMAT: [&str; 4] = ["--prefix", "none", "--format", "{p} [{f}]"];
 /// Compares the features of the dependencies in both builds.
 pub(crate) fn check() -> Result<()> {
     let agent = packages(&build::PACKAGES, "normal,build")?;
-    let tests = packages(&test::PACKAGES, "normal,build,dev")?;
+    let tests = packages(&test::packages(), "normal,build,dev")?;
     let different = different(&agent, &tests);
     ensure!(
         different.is_empty(),

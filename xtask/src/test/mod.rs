@@ -161,23 +161,17 @@ fn run_own_tests(options: &Options, tally: &mut Tally) {
     tally.tests(name, |counts| run_tests(command, SILENCE, counts));
 }
 
-/// Cargo arguments that select the packages with tests, except xtask, and the feature `npl-testkit/bench`.
-pub(crate) const PACKAGES: [&str; 10] = [
-    "--package",
-    "npl-common",
-    "--package",
-    "npl-agent",
-    "--package",
-    "npl-feed",
-    "--package",
-    "npl-testkit",
-    "--features",
-    "npl-testkit/bench",
-];
+/// Cargo arguments that select npl-testkit, with the feature `npl-testkit/bench`.
+const TESTKIT: [&str; 4] = ["--package", "npl-testkit", "--features", "npl-testkit/bench"];
+
+/// Returns the cargo arguments that select the packages with tests, except xtask.
+pub(crate) fn packages() -> Vec<&'static str> {
+    [&check::UNPRIVILEGED[..], &TESTKIT].concat()
+}
 
 fn tests() -> Command {
     let mut command = build::cargo("test");
-    command.args(PACKAGES);
+    command.args(packages());
     command
 }
 
