@@ -163,7 +163,13 @@ fn a_missing_kernel_feature_is_reported() {
     check(&[
         (|it| it.kernel.is_new_enough = false, "kernel", State::Failed, "Linux 6.12.0", "run Linux 5.10 or newer"),
         (|it| it.has_btf = false, "btf", State::Warning, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF"),
-        (|it| it.is_bpffs_mounted = false, "bpffs", State::Failed, "is mounted at /sys/fs/bpf", "mount -t bpf"),
+        (
+            |it| it.is_bpffs_mounted = false,
+            "bpffs",
+            State::Failed,
+            "no BPF file system is mounted at /sys/fs/bpf",
+            "mount -t bpf",
+        ),
     ]);
 }
 

@@ -68,8 +68,8 @@ event_reasons! {
     NodePortConflict on Pod,
         "The node port of the Pod is also a `nodePort` or `healthCheckNodePort` of a Service, and no other node port is free. \
          Clients of that Service reach the Pod.",
-        "Widen `NPL_PORT_RANGE`, or give the Service a `nodePort` or `healthCheckNodePort` outside of that range. The Pod moves to the first \
-         node port that becomes free.";
+        "Widen `NPL_PORT_RANGE`, or give the Service a `nodePort` or `healthCheckNodePort` outside of that range. \
+         The Pod moves to the first node port that becomes free.";
     NodePortShadowed on Service,
         "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
          free. On the Pod's Node, clients of the Service reach that Pod.",
