@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Starts all parts of the feed, and stops them on SIGTERM or SIGINT.
+//! Starts all parts of the feed, and stops them after SIGTERM or SIGINT.
 
 use std::{
     net::SocketAddr,
+    pin::pin,
     sync::{Arc, Once},
     time::Duration,
 };
@@ -14,7 +15,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinSet,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_rustls::rustls::ServerConfig;
 use tonic::service::Routes;
@@ -36,7 +37,8 @@ const WAITING_CHANGES: usize = 64;
 /// The interval at which the token file and the TLS files are read again.
 const RELOAD: Duration = Duration::from_secs(30);
 
-/// Runs the feed until SIGTERM or SIGINT.
+/// Runs the feed until SIGINT, or until [`Config::shutdown_delay`] has passed since SIGTERM. A second SIGTERM ends the
+/// feed immediately.
 ///
 /// # Errors
 ///
@@ -53,9 +55,21 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(follow::run(changes, config.port_range, config.drain, status, publisher));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut signals = async || {
+        tokio::select! {
+            _ = terminate.recv() => config.shutdown_delay,
+            _ = interrupt.recv() => Duration::ZERO,
+        }
+    };
+    let mut end = pin!(async {
+        let delay = signals().await;
+        if !delay.is_zero() {
+            info!(?delay, "SIGTERM: the feed serves until the Nodes have stopped sending clients to this replica");
+            drop(timeout(delay, signals()).await);
+        }
+    });
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        () = &mut end => {}
         ended = watches.join_next() => anyhow::bail!("a watch ended: {ended:?}; this is a defect, report it"),
         ended = tasks.join_next() => anyhow::bail!("a task ended: {ended:?}; this is a defect, report it"),
     }

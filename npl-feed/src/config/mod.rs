@@ -59,6 +59,17 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
+    /// After SIGTERM, serve for this time before the program ends, so that the Nodes' kube-proxy stops sending clients
+    /// to this replica first. Give the Pod a `terminationGracePeriodSeconds` that is longer.
+    #[arg(
+        long,
+        env = "NPL_FEED_SHUTDOWN_DELAY",
+        value_name = "DURATION",
+        default_value = "10s",
+        value_parser = value::duration
+    )]
+    pub shutdown_delay: Duration,
+
     /// Answer only clients with addresses in these ranges, separated by commas, for example
     /// `192.0.2.0/24,2001:db8::/32`. Other clients, such as the kubelet, get only the status codes of the probes.
     /// Unset: all clients.

@@ -13,7 +13,7 @@ use std::{
 use npl_agent::core::members::ServiceMembers;
 use serde_json::{Value, json};
 
-use crate::{network, scene};
+use crate::{dns, network, scene};
 
 const LIMIT: Duration = Duration::from_mins(5);
 pub(crate) const FEED: &str = "127.0.0.1:8080";
@@ -36,6 +36,12 @@ impl Drop for Running {
         // Errors are ignored, because the process may have exited already.
         drop(self.0.kill());
         drop(self.0.wait());
+    }
+}
+
+impl Running {
+    fn terminate(&self) {
+        assert!(Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status().unwrap().success());
     }
 }
 
@@ -133,6 +139,7 @@ impl ControlPlane {
         // The feed listens on IPv4 addresses, because this machine's kernel may have no IPv6.
         command
             .args(["--http", "0.0.0.0:8080", "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])
+            .args(["--shutdown-delay", "1h"])
             .arg("--kubeconfig")
             .arg(self.kubeconfig());
         start(&self.folder, "npl-feed", &mut command)
@@ -211,6 +218,22 @@ fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPla
     assert!(body.is_empty() && errors.contains("(NotFound)") && errors.contains("pods \""), "{body}{errors}");
 }
 
+/// A deleted replica serves changes of the cluster by all interfaces until its delay ends, because the Nodes'
+/// kube-proxy still sends clients to the replica. The delay of this test's replica exceeds the test's time limit.
+fn a_replica_serves_after_sigterm_until_a_second_sigterm(mut feed: Running, plane: &ControlPlane) {
+    feed.terminate();
+    until("log line about the delay", || plane.log().contains("SIGTERM: the feed serves").then_some(()));
+    plane.create_pod("d", 61003);
+    expect(&["a:61000 serving", "c:61002 serving", "d:61003 serving"], plane);
+    assert_eq!(get("/readyz"), Some((200, "ok\n".to_owned())));
+    let records = dns::ask_at("127.0.0.1:5353", "dig", "SRV _http._tcp.web.default.npl.internal").answers;
+    assert_eq!(records.len(), 3, "{records:?}");
+    assert!(TcpStream::connect("127.0.0.1:18000").is_ok());
+    feed.terminate();
+    let status = until("end of the feed", || feed.0.try_wait().unwrap());
+    assert!(status.success(), "{status}\n{}", plane.log());
+}
+
 #[test]
 fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
     network::inside("api_server::a_real_api_server_is_followed_with_the_rights_of_the_manifest", || {
@@ -257,7 +280,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         plane.create_pod("c", 61002);
         expect(&["a:61000 serving", "c:61002 serving"], &plane);
         until("end of the outage", || get("/readyz").filter(|(_, text)| text == "ok\n"));
-        drop(feed);
+        a_replica_serves_after_sigterm_until_a_second_sigterm(feed, &plane);
         let folder = plane.folder.clone();
         // etcd and the API server are stopped first, because they could create files in the folder while it is removed.
         drop(plane);

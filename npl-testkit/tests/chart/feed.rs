@@ -100,6 +100,7 @@ const FIELDS: &[Case] = &[
         container!("/livenessProbe/failureThreshold"),
         "7",
     ),
+    case(&[("feed.shutdownDelaySeconds", "30")], DEPLOYMENT, pod!("/spec/terminationGracePeriodSeconds"), "35"),
     case(&[("feed.podDisruptionBudget.enabled", "false")], BUDGET, "", "null"),
     case(&[("feed.podDisruptionBudget.maxUnavailable", "\"50%\"")], BUDGET, "/spec/maxUnavailable", "\"50%\""),
     case(

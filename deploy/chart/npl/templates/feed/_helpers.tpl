@@ -14,6 +14,8 @@ The feed's environment variables.
   value: {{ $feed.dns.zone | quote }}
 - name: NPL_FEED_LOG_FORMAT
   value: {{ $feed.logFormat }}
+- name: NPL_FEED_SHUTDOWN_DELAY
+  value: {{ printf "%ds" (int $feed.shutdownDelaySeconds) | quote }}
 {{- /* The agents' options that also apply to the feed. */}}
 {{- with .Values.config.annotationDomain }}
 - name: NPL_FEED_ANNOTATION_DOMAIN
