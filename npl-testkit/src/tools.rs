@@ -13,10 +13,7 @@ pub fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
 }
 
-/// Programs that network tests require. Some of these tests also require `conntrack`.
-pub const NETWORK_TOOLS: &[&str] = &["ip", "tc", "ethtool", "nft", "iptables"];
-
-/// Programs that tests with a real API server require in addition to [`NETWORK_TOOLS`].
+/// Programs that tests with a real API server require in addition to those of the network tests.
 pub const CLUSTER_TOOLS: &[&str] = &["kubectl"];
 
 /// Runs `command` and returns its standard output.

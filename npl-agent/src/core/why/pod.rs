@@ -243,9 +243,13 @@ impl PodFacts<'_> {
             Gate::Absent => LinkReport::info(Link::ReadinessGate, "the Pod does not name the readiness gate"),
             Gate::Open => LinkReport::ok(Link::ReadinessGate, "open"),
             Gate::Closed { are_containers_ready } => {
-                let containers =
-                    if are_containers_ready { "its containers are ready" } else { "its containers are not ready" };
-                let text = format!("closed, so the Pod is not ready; {containers}, and not every port is published");
+                let text = if self.pod.is_terminating {
+                    "closed; the gate of a Pod that is being deleted stays closed"
+                } else if are_containers_ready {
+                    "closed, so the Pod is not ready; its containers are ready, and not every port is published"
+                } else {
+                    "closed, so the Pod is not ready; its containers are not ready either"
+                };
                 LinkReport::broken(Link::ReadinessGate, text, pages::NO_ANNOTATION)
             }
         }
