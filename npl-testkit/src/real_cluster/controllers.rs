@@ -58,5 +58,9 @@ fn manager_flags(plane: &ControlPlane) -> Vec<String> {
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
         // The controller need not assign Pod ranges, because each Node's range is derived from its number.
         "--allocate-node-cidrs=false".to_owned(),
+        // A manager that runs through an outage of the API server of more than 50 s, the default, marks the Pods of all
+        // Nodes as not ready afterwards. With leader election, as in usual clusters, the manager exits during such an
+        // outage, and the next manager starts to count anew.
+        "--node-monitor-grace-period=5m".to_owned(),
     ]
 }

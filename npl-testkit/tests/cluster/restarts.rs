@@ -14,7 +14,7 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 const IMAGE: &str = "localhost/npl-agent:0.1.0";
 const NEXT_IMAGE: &str = "localhost/npl-agent:next";
 
-/// The duration of the API server's outage, long enough for all watches to notice the outage.
+/// The shortest outage of the API server that all watches notice.
 const OUTAGE: Duration = Duration::from_secs(3);
 
 pub(crate) fn deleted_agents_lose_no_request_under_load(world: &mut World) {
@@ -70,16 +70,16 @@ pub(crate) fn container_runtimes_are_restarted(world: &mut World) {
 
 pub(crate) fn the_api_server_is_restarted(world: &mut World) {
     Under::default().load(world, |world| {
-        interrupt_the_api_server(world);
+        interrupt_the_api_server(world, OUTAGE);
         load::renew(world, "deployment/elastic");
     });
 }
 
-/// Kills the API server, and starts the server again after the outage.
-pub(crate) fn interrupt_the_api_server(world: &mut World) {
+/// Kills the API server, and starts the server again after this time.
+pub(crate) fn interrupt_the_api_server(world: &mut World, outage: Duration) {
     world.cluster.plane().kill_api_server().unwrap();
     let start = Instant::now();
-    poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
+    poll::until("the end of the outage", LIMIT, || (start.elapsed() > outage).then_some(())).unwrap();
     world.cluster.plane().start_api_server().unwrap();
 }
 

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests Envoy, `HAProxy`, nginx, Caddy and Traefik outside of the cluster during rollouts, restarts and outages. Their
 //! configuration is taken from docs/load-balancers.md, with other addresses. A Pod of the Service must answer every
-//! request. Only Caddy may lose requests while no replica of the feed runs.
+//! request. Only Caddy may lose requests while no replica of the feed runs: for each new connection to a Pod, Caddy looks
+//! up the Node's address in the feed's DNS.
 
 mod load;
 mod scene;
 
 use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
 
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
+use npl_testkit::poll;
 use serde_json::Value;
 
 use self::scene::Scene;
@@ -17,13 +21,16 @@ use crate::agent;
 use crate::load::{NAMESPACE, pods, renew};
 use crate::moves::{drain, scale};
 use crate::restarts::interrupt_the_api_server;
-use crate::world::{self, AGENT_NAMESPACE, World};
+use crate::world::{self, AGENT_NAMESPACE, LIMIT, World};
 
 /// The number of Pods to which the workload `elastic` is scaled.
 const MANY: usize = 40;
 
 /// The number of agents and of replicas of the feed.
 const REPLICAS: usize = 2;
+
+/// The duration of the API server's outage.
+const API_SERVER_OUTAGE: Duration = Duration::from_mins(1);
 
 pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
     let mut scene = Scene::start(world);
@@ -53,11 +60,13 @@ pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
     });
     scene.during_outage_of_the_feed(world, "both replicas of the feed killed", |world| {
         kill(world, "feed", "npl-feed", REPLICAS);
+        let outage = scene::time_until_the_feed_accepts(world);
         renew(world, "deployment/elastic");
         world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
+        outage
     });
-    scene.during(world, "API server down", |world| {
-        interrupt_the_api_server(world);
+    scene.during(world, "API server down for a minute", |world| {
+        interrupt_the_api_server(world, API_SERVER_OUTAGE);
         renew(world, "deployment/elastic");
     });
     scene.finish(world);
@@ -81,12 +90,15 @@ fn show_members(world: &World) {
     assert!(members.iter().all(|member| member["ready"] == true), "{text}");
 }
 
-/// Kills the process of `count` Pods of a component with SIGKILL; the kubelets start new containers.
+/// Kills the process of `count` Pods of a component with SIGKILL, and waits until these processes have ended; the
+/// kubelets start new containers.
 fn kill(world: &World, component: &str, program: &str, count: usize) {
     let pods = world.pods(AGENT_NAMESPACE, &format!("app.kubernetes.io/component={component}"));
     assert_eq!(pods.len(), REPLICAS, "{pods:?}");
-    for pod in pods.iter().take(count) {
-        let process = agent::process_of(world, pod, program);
-        signal::kill(Pid::from_raw(i32::try_from(process).unwrap()), Signal::SIGKILL).unwrap();
+    let processes: Vec<_> = pods.iter().take(count).map(|pod| agent::process_of(world, pod, program)).collect();
+    for process in &processes {
+        signal::kill(Pid::from_raw(i32::try_from(*process).unwrap()), Signal::SIGKILL).unwrap();
     }
+    let have_ended = || processes.iter().all(|it| !Path::new(&format!("/proc/{it}")).exists()).then_some(());
+    poll::until("the end of the killed processes", LIMIT, have_ended).unwrap();
 }

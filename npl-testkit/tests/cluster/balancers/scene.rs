@@ -2,6 +2,7 @@
 //! Real load balancers outside of the cluster, each under its own load, and two replicas of the feed as a Deployment.
 
 use std::collections::BTreeSet;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -19,6 +20,9 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 
 /// The manifest of the feed.
 const FEED: &str = "deploy/npl-feed.yaml";
+
+/// The node port of the feed's DNS in the manifest.
+const DNS_PORT: u16 = 30153;
 
 /// The port of the first load balancer; each further load balancer has the next port.
 const FIRST_PORT: u16 = 8000;
@@ -85,30 +89,36 @@ impl Scene {
     /// Runs an event under load, and waits until every ready Pod has answered through each load balancer. No request
     /// may be lost.
     pub(crate) fn during(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
-        self.observe(world, event, run, |_name, _took| 0);
+        self.observe(world, event, run, |_name, &()| 0);
     }
 
-    /// Runs an event as [`Self::during`] does, while no replica of the feed runs. Without a replica, each client of
-    /// Caddy may lose one request per sequence of retries, because Caddy looks up a member's address in the feed's DNS
-    /// for each new connection to a Pod. The other load balancers keep the addresses and must lose no request.
-    pub(crate) fn during_outage_of_the_feed(&mut self, world: &mut World, event: &str, run: impl FnOnce(&mut World)) {
-        let sequences = |took: Duration| took.as_millis() / CADDY_RETRIES.as_millis() + 1;
-        let most = |name: &str, took| {
-            let sequences = if name == load_balancers::CADDY.name { sequences(took) } else { 0 };
+    /// Runs an event as [`Self::during`] does, in which no replica of the feed runs for the time that `run` returns. In
+    /// this time, each client of Caddy may lose one request per sequence of retries, because Caddy looks up a member's
+    /// address in the feed's DNS for each new connection to a Pod. The other load balancers keep the addresses and must
+    /// lose no request.
+    pub(crate) fn during_outage_of_the_feed(
+        &mut self,
+        world: &mut World,
+        event: &str,
+        run: impl FnOnce(&mut World) -> Duration,
+    ) {
+        let sequences = |outage: &Duration| outage.as_millis() / CADDY_RETRIES.as_millis() + 1;
+        let most = |name: &str, outage: &Duration| {
+            let sequences = if name == load_balancers::CADDY.name { sequences(outage) } else { 0 };
             u128::from(load::CLIENTS) * sequences
         };
         self.observe(world, event, run, most);
     }
 
-    fn observe(
+    fn observe<T>(
         &mut self,
         world: &mut World,
         event: &str,
-        run: impl FnOnce(&mut World),
-        most: impl Fn(&str, Duration) -> u128,
+        run: impl FnOnce(&mut World) -> T,
+        most: impl Fn(&str, &T) -> u128,
     ) {
         let start = Instant::now();
-        run(world);
+        let outcome = run(world);
         let after = start.elapsed();
         self.settle(world, event);
         let took = start.elapsed();
@@ -122,7 +132,7 @@ impl Scene {
                 self.failures
                     .push(format!("{event}, {name}: answered by Pods that the Service has not had: {wrong:?}"));
             }
-            let (lost, most) = (seen.lost.len() as u128, most(name, took));
+            let (lost, most) = (seen.lost.len() as u128, most(name, &outcome));
             if lost > most {
                 let first: Vec<_> = seen.lost.iter().take(5).collect();
                 let log = process.log_tail(5);
@@ -162,6 +172,20 @@ impl Scene {
         let done = poll::until("every Pod to answer through every load balancer", LIMIT, complete);
         assert!(done.is_ok(), "{event}: {done:?}: {missing:?}");
     }
+}
+
+/// Waits until connections to the feed's DNS port are accepted at every Node, and returns the time that this took. The
+/// load balancers reach the feed in the same way.
+pub(crate) fn time_until_the_feed_accepts(world: &World) -> Duration {
+    let start = Instant::now();
+    for node in world.cluster.nodes() {
+        let address = SocketAddr::from((node.number().v4(), DNS_PORT));
+        let connect = || world.cluster.client().run(|| TcpStream::connect_timeout(&address, LIMIT)).unwrap().ok();
+        poll::until(&format!("a connection to the feed at {address}"), LIMIT, connect).unwrap();
+    }
+    let outage = start.elapsed();
+    println!("    the feed accepts connections at every Node after {:.1} s", outage.as_secs_f32());
+    outage
 }
 
 /// Starts a load balancer in the client's namespace. Its configuration names the Nodes of the cluster.
