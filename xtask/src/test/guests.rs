@@ -29,9 +29,13 @@ const LOADING_TESTS: &str = "every_program_loads";
 /// Parts of the names of slow tests. These tests load all programs several times, which takes up to a minute each time
 /// on an emulated machine, or they set up many networks. The tests run under this machine's kernel, and under the
 /// oldest of the kernels that the user names by `--kernels`.
-const SLOW: [&str; 18] = [
+const SLOW: [&str; 23] = [
+    "agent_reports_whether_loopback_is_supported",
+    "device_without_native_xdp_is_reported",
+    "flows_to_pods_on_a_bridge_are_offloaded",
     "kernel_nat_with_offload",
     "kernel_nat_with_redirect",
+    "kernel_nat_with_xdp",
     "links::cleanup",
     "links::instances",
     "links::map_limits",
@@ -48,6 +52,7 @@ const SLOW: [&str; 18] = [
     "traffic::devices",
     "traffic::direct_connections",
     "traffic::flood",
+    "xdp_is_detached_where_the_egress_program",
 ];
 
 /// Two guests share the packet tests under a kernel; each guest uses one processor of the host. The first guest runs
