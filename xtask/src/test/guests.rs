@@ -29,10 +29,15 @@ const LOADING_TESTS: &str = "every_program_loads";
 /// Parts of the names of slow tests. These tests load all programs several times, which takes up to a minute each time
 /// on an emulated machine, or they set up many networks. The tests run under this machine's kernel, and under the
 /// oldest of the kernels that the user names by `--kernels`.
-const SLOW: [&str; 23] = [
+const SLOW: [&str; 29] = [
     "agent_reports_whether_loopback_is_supported",
+    "copy_that_one_hook_saved",
+    "counters_of_a_new_batch",
     "device_without_native_xdp_is_reported",
+    "entries_of_a_closed_socket",
+    "flow_table_full_keeps",
     "flows_to_pods_on_a_bridge_are_offloaded",
+    "forged_datagram_from_another_router",
     "kernel_nat_with_offload",
     "kernel_nat_with_redirect",
     "kernel_nat_with_xdp",
@@ -47,6 +52,7 @@ const SLOW: [&str; 23] = [
     "links::versions",
     "lists::",
     "local::lifecycle",
+    "one_forged_datagram_on_another_path",
     "traffic::big_tcp",
     "traffic::cni_rules",
     "traffic::devices",
