@@ -154,6 +154,7 @@ const VARIABLES: &[(&str, &str, &str, &str)] = &[
     ("feed.dns.zone", "\"npl.example.org\"", "NPL_FEED_ZONE", "npl.example.org"),
     ("feed.services", "\"a in (b,c)\"", "NPL_FEED_SERVICES", "a in (b,c)"),
     ("feed.logFormat", "\"json\"", "NPL_FEED_LOG_FORMAT", "json"),
+    ("feed.shutdownDelaySeconds", "30", "NPL_FEED_SHUTDOWN_DELAY", "30s"),
     ("feed.allow", r#"["192.0.2.0/24","2001:db8::1"]"#, "NPL_FEED_ALLOW", "192.0.2.0/24,2001:db8::1"),
     ("feed.tokenSecret.name", "\"s\"", "NPL_FEED_TOKEN_FILE", "/etc/npl-feed/token/token"),
     ("feed.tls.secretName", "\"c\"", "NPL_FEED_TLS_CERT", "/etc/npl-feed/tls/tls.crt"),
