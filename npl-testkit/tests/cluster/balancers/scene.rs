@@ -174,18 +174,14 @@ impl Scene {
     }
 }
 
-/// Waits until connections to the feed's DNS port are accepted at every Node, and returns the time that this took. The
-/// load balancers reach the feed in the same way.
-pub(crate) fn time_until_the_feed_accepts(world: &World) -> Duration {
-    let start = Instant::now();
+/// Waits until connections to the feed's DNS port are accepted at every Node. The load balancers reach the feed in the
+/// same way.
+pub(crate) fn wait_until_the_feed_accepts(world: &World) {
     for node in world.cluster.nodes() {
         let address = SocketAddr::from((node.number().v4(), DNS_PORT));
         let connect = || world.cluster.client().run(|| TcpStream::connect_timeout(&address, LIMIT)).unwrap().ok();
         poll::until(&format!("a connection to the feed at {address}"), LIMIT, connect).unwrap();
     }
-    let outage = start.elapsed();
-    println!("    the feed accepts connections at every Node after {:.1} s", outage.as_secs_f32());
-    outage
 }
 
 /// Starts a load balancer in the client's namespace. Its configuration names the Nodes of the cluster.
