@@ -187,7 +187,7 @@ fn a_closed_gate_is_named() {
     assert_eq!(links.collect::<Vec<_>>(), [Link::ReadinessGate, Link::PortResolved]);
     // The gate may be closed although every port is published, so the text names only the containers.
     assert_eq!(
-        chains[0].first_broken().unwrap().text,
+        chains[0].first_broken().unwrap().found,
         "closed, so the Pod is not ready; its containers are not ready either"
     );
 }
