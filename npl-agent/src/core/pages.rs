@@ -38,12 +38,29 @@ pages! {
     STATES = "docs/operate.md#states-of-a-node-port";
 }
 
+/// The URL of the repository's folder, to which the paths of the documents are relative.
+const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
+
+/// Returns the URL of a document or of a section of a document, such as [`EVENTS`]. Readers of Events and alerts have
+/// no copy of the documents.
+pub fn url(page: &str) -> String {
+    format!("{REPOSITORY}{page}")
+}
+
+/// Returns the section about an Event's reason, such as `PortRangeExhausted`.
+pub fn of_event(reason: &str) -> String {
+    format!("docs/reference/events.md#{}", reason.to_lowercase())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::ALL;
+    use super::{ALL, of_event, url};
+    use crate::core::publish::event_reason::EventReason;
 
     const TROUBLESHOOT: &str = include_str!("../../../docs/troubleshoot.md");
     const OPERATE: &str = include_str!("../../../docs/operate.md");
+    const EVENTS: &str = include_str!("../../../docs/reference/events.md");
+    const VALUES: &str = include_str!("../../../deploy/chart/npl/values.yaml");
 
     /// The anchor that GitHub generates for a heading.
     fn anchor(heading: &str) -> String {
@@ -55,15 +72,33 @@ mod tests {
         kept.trim().replace(' ', "-")
     }
 
+    fn has_section(text: &str, wanted: &str) -> bool {
+        let headings = text.lines().filter(|line| line.starts_with('#'));
+        headings.map(|line| anchor(line.trim_start_matches('#').trim())).any(|it| it == wanted)
+    }
+
     #[test]
     fn every_page_has_the_section() {
         for page in ALL {
             let (file, wanted) = page.split_once('#').unwrap();
             assert!(["docs/operate.md", "docs/troubleshoot.md"].contains(&file), "{page}");
             let text = if file == "docs/operate.md" { OPERATE } else { TROUBLESHOOT };
-            let headings = text.lines().filter(|line| line.starts_with('#'));
-            let found = headings.map(|line| anchor(line.trim_start_matches('#').trim())).any(|it| it == wanted);
-            assert!(found, "{page}");
+            assert!(has_section(text, wanted), "{page}");
         }
+    }
+
+    #[test]
+    fn every_event_reason_has_a_section() {
+        for reason in EventReason::ALL {
+            let page = of_event(reason.name());
+            let (file, wanted) = page.split_once('#').unwrap();
+            assert_eq!(file, "docs/reference/events.md");
+            assert!(has_section(EVENTS, wanted), "{page}");
+        }
+    }
+
+    #[test]
+    fn the_charts_default_link_of_alerts_is_the_url_of_the_document() {
+        assert!(VALUES.contains(&format!("runbookUrl: {}\n", url("docs/alerts.md"))));
     }
 }
