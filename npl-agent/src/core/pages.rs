@@ -52,14 +52,20 @@ pub fn of_event(reason: &str) -> String {
     format!("docs/reference/events.md#{}", reason.to_lowercase())
 }
 
+/// Returns the section about a check of the doctor, such as `rp_filter`.
+pub fn of_check(key: &str) -> String {
+    format!("docs/reference/doctor.md#{key}")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{ALL, of_event, url};
-    use crate::core::publish::event_reason::EventReason;
+    use super::{ALL, of_check, of_event, url};
+    use crate::core::{doctor::catalog::CHECKS, publish::event_reason::EventReason};
 
     const TROUBLESHOOT: &str = include_str!("../../../docs/troubleshoot.md");
     const OPERATE: &str = include_str!("../../../docs/operate.md");
     const EVENTS: &str = include_str!("../../../docs/reference/events.md");
+    const DOCTOR: &str = include_str!("../../../docs/reference/doctor.md");
     const VALUES: &str = include_str!("../../../deploy/chart/npl/values.yaml");
 
     /// The anchor that GitHub generates for a heading.
@@ -94,6 +100,16 @@ mod tests {
             let (file, wanted) = page.split_once('#').unwrap();
             assert_eq!(file, "docs/reference/events.md");
             assert!(has_section(EVENTS, wanted), "{page}");
+        }
+    }
+
+    #[test]
+    fn every_check_of_the_doctor_has_a_section() {
+        for check in CHECKS {
+            let page = of_check(check.key);
+            let (file, wanted) = page.split_once('#').unwrap();
+            assert_eq!(file, "docs/reference/doctor.md");
+            assert!(has_section(DOCTOR, wanted), "{page}");
         }
     }
 

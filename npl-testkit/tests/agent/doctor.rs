@@ -40,6 +40,8 @@ fn finding(world: &World, key: &str) -> Finding {
     let of_key: Vec<&Value> = all.as_array().unwrap().iter().filter(|it| it["key"] == key).collect();
     assert_eq!(of_key.len(), 1, "{key} in {all:#}");
     let text = |field: &str| of_key[0][field].as_str().map(ToOwned::to_owned);
+    let page = text("page").map(|page| page == format!("docs/reference/doctor.md#{key}"));
+    assert_eq!(page, (of_key[0]["state"] != "ok").then_some(true), "{all:#}");
     Finding { state: text("state").unwrap(), found: text("found").unwrap(), advice: text("advice") }
 }
 

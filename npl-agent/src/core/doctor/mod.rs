@@ -2,6 +2,7 @@
 //! The doctor: checks for the known causes that prevent node ports of this Node from working. Each check converts facts
 //! about the Node to a finding.
 
+pub mod catalog;
 mod devices;
 pub mod forward_chains;
 mod forwarding;
@@ -27,6 +28,7 @@ use super::{
     },
     model::{Family, PodPort, Protocol, settings::PortRange},
     networks::{Role, RuleNames},
+    pages,
 };
 
 /// The facts about the Node on which the doctor's checks depend. The value of a fact that cannot be read is the error.
@@ -224,6 +226,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Returns the section about the check; `None` if the state is ok.
+    pub fn page(&self) -> Option<String> {
+        (self.state != State::Ok).then(|| pages::of_check(self.key))
+    }
+
     fn ok(key: &'static str, found: impl Into<String>) -> Self {
         Self { key, state: State::Ok, found: found.into(), advice: None }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests the doctor's checks with the facts of a healthy Node, and with the facts of a Node that has a fault.
 
-use super::*;
+use super::{reported::assert_described, *};
 use crate::core::devices::DeviceKind;
 
 const UPLINK: u32 = 2;
@@ -99,6 +99,7 @@ pub(super) fn check(rows: &[Row]) {
         let findings = examine(&facts);
         let finding = findings.iter().find(|finding| finding.key == *key).unwrap();
         assert_eq!(finding.state, *state, "row {number}: {finding:?}");
+        findings.iter().for_each(assert_described);
         assert!(finding.found.contains(found), "row {number}: {finding:?}");
         let advised = finding.advice.as_deref().unwrap_or_default();
         assert!(advised.contains(advice), "row {number}: {finding:?}");
