@@ -107,6 +107,7 @@ fn the_datapath_is_checked_with_and_without_a_running_agent() {
     }
     assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
     assert_ok(&world, "agent", "running");
+    assert_ok(&world, "api_server", "the agent receives changes of pods, services, nodes");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert_ok(&world, "local_clients", "served by");
     assert_ok(&world, "rp_filter", "on eth0");

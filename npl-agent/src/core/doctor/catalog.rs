@@ -83,6 +83,13 @@ checks! {
         Warning "No agent holds the lock.";
         effect "Mappings translate packets, but changes of Pods and Services are not applied. If nothing is pinned, no Pod of the Node gets a node port.",
         action "Start an agent. The log of the previous agent contains the reason of its exit.";
+    api_server: "Does the running agent receive changes of Pods, Services and its Node from the API server?"
+        Ok "Every watch of the agent works, or no agent runs.",
+        Warning "A watch has been failing for less than 30 s.",
+        Failed "A watch has been failing for at least 30 s, or has received no data for 6 minutes.",
+        Unknown "The agent has not received its first lists yet; or its socket does not answer: set `--runtime-dir`.";
+        effect "Mappings translate packets, but changes of Pods, Services and the Node are not applied.",
+        action "The finding has the error. Check that the API server is reachable from the Node, and apply `deploy/npl.yaml`, which grants the agent's permissions. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
     admission_policy: "Does an admission policy confine the writes of the running agent?"
         Ok "A policy confines the agent, or no agent runs.",
         Warning "No policy confines the agent. The agent tests this by dry runs at its start and every 15 minutes.",

@@ -13,7 +13,7 @@ use crate::core::devices::LinkLayer;
 type Fault = (&'static str, fn(&mut Facts));
 
 /// For each check of the doctor, a fault that the check must report.
-const FAULTS: [Fault; 29] = [
+const FAULTS: [Fault; 30] = [
     ("kernel", |it| it.kernel.is_new_enough = false),
     ("btf", |it| it.has_btf = false),
     ("bpffs", |it| it.is_bpffs_mounted = false),
@@ -21,6 +21,7 @@ const FAULTS: [Fault; 29] = [
     ("cap_net_admin", |it| it.rights = Some(Rights { bpf: true, net_admin: false, perfmon: true })),
     ("cap_perfmon", |it| pinned(it).has_mitigated_programs = true),
     ("agent", |it| it.is_agent_running = false),
+    ("api_server", |it| it.watches = Err("no socket".to_owned())),
     ("admission_policy", |it| it.is_confined = Ok(Some(false))),
     ("datapath", |it| pinned(it).attached_devices.clear()),
     ("devices", |it| first_device(it).link_layer = LinkLayer::Tagged),

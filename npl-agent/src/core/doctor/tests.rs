@@ -19,6 +19,10 @@ pub(super) fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&s
     Device { addresses, ..Device::new(ifindex, name, kind) }
 }
 
+fn watch(resource: &str) -> WatchView {
+    WatchView { resource: resource.to_owned(), heard_millis_ago: Some(1_000), failure: None }
+}
+
 /// The facts of a healthy Node with addresses of both families, a running agent, and IPv4 mappings.
 pub(super) fn well() -> Facts {
     Facts {
@@ -35,6 +39,7 @@ pub(super) fn well() -> Facts {
         rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
         is_agent_running: true,
         is_confined: Ok(Some(true)),
+        watches: Ok(["pods", "services", "nodes"].map(watch).to_vec()),
         datapath: Ok(DatapathFacts {
             is_installed: true,
             has_mitigated_programs: false,
@@ -130,6 +135,7 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
         "cap_net_admin",
         "cap_perfmon",
         "agent",
+        "api_server",
         "admission_policy",
         "datapath",
         "devices",
