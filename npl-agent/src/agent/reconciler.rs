@@ -36,7 +36,7 @@ use crate::{
     },
     http::Health,
     local::Request,
-    metrics::{Metrics, OpOutcome, RemovalCause, WatchedResource},
+    metrics::{Metrics, OpOutcome, RemovalCause, RequestProgram, WatchedResource},
     netlink::{self, Survey, SurveyTask},
     process::{error_chain::ErrorChain, memory},
     sockets::ReserveError,
@@ -468,6 +468,10 @@ impl Reconciler {
         self.are_routes_due = true;
         self.introspection.devices = device_views(&report);
         self.introspection.reaches_clients = reaches_clients;
+        let are_filters = self.executor.datapath.hooks.are_filters();
+        let programs = report.xdp.iter().map(|(device, xdp)| (device.clone(), xdp.is_ok()));
+        self.metrics
+            .set_request_programs(programs.map(|(device, has_xdp)| (device, RequestProgram::of(has_xdp, are_filters))));
         self.metrics.set_redirect_refused(report.decisions.redirect_refused_by.is_some());
         self.metrics.set_programs_ahead(report.decisions.programs_ahead.values().map(BTreeSet::len).sum());
         self.change_log.log_devices(report);

@@ -24,12 +24,15 @@ pub(super) struct FindingRow {
     found: String,
     /// The effect of the problem on traffic, and the remedy; absent if the check is `ok`.
     advice: Option<String>,
+    /// The section about the check; absent if the check is `ok`.
+    page: Option<String>,
 }
 
 impl From<&Finding> for FindingRow {
     fn from(finding: &Finding) -> Self {
+        let page = finding.page();
         let Finding { key, state, found, advice } = finding.clone();
-        Self { key, state: state.as_str(), found, advice }
+        Self { key, state: state.as_str(), found, advice, page }
     }
 }
 
@@ -53,11 +56,33 @@ pub(super) async fn findings(args: &NodeViewArgs) -> Vec<FindingRow> {
     examine(&facts::gather(args).await).iter().map(FindingRow::from).collect()
 }
 
-/// Formats a table of all checks, followed by the advice for each check whose state is not `ok`.
+/// Formats a table of all checks, followed by the advice and the page for each check whose state is not `ok`.
 fn as_text(rows: &[FindingRow]) -> String {
     let cells = rows.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
     let findings = table(&["CHECK", "STATE", "FOUND"], cells);
-    let advice = rows.iter().filter_map(|row| Some(format!("{}: {}\n", row.key, row.advice.as_ref()?)));
+    let advice = rows
+        .iter()
+        .filter_map(|row| Some(format!("{}: {}\n    see {}\n", row.key, row.advice.as_ref()?, row.page.as_ref()?)));
     let advice: String = advice.collect();
     if advice.is_empty() { findings } else { [findings, advice].join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Finding, FindingRow, State, as_text};
+
+    #[test]
+    fn a_finding_that_is_not_ok_shows_its_advice_and_its_page() {
+        let found = "found".to_owned();
+        let findings = [
+            Finding { key: "kernel", state: State::Ok, found: found.clone(), advice: None },
+            Finding { key: "btf", state: State::Warning, found, advice: Some("do this".to_owned()) },
+        ];
+        let rows = findings.each_ref().map(FindingRow::from);
+        let text = as_text(&rows);
+        assert!(text.ends_with("\n\nbtf: do this\n    see docs/reference/doctor.md#btf\n"), "{text}");
+        let json = serde_json::to_value(&rows).unwrap();
+        assert_eq!(json[0]["page"], serde_json::Value::Null);
+        assert_eq!(json[1]["page"], "docs/reference/doctor.md#btf");
+    }
 }

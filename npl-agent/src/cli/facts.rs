@@ -55,6 +55,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     };
     let attached = datapath.as_ref().map(|it| it.attached_devices.clone()).unwrap_or_default();
     let order = ProgramOrder::read(&args.bpffs, &attached, devices.as_deref()).await;
+    let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     let has_others_at_egress = order.as_ref().is_ok_and(|order| order.has_others_at_egress);
     Facts {
         kernel: preflight::kernel_facts(),
@@ -63,10 +64,8 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
         is_bpffs_mounted: preflight::check_bpffs(&args.bpffs).is_ok(),
         rights: preflight::rights(),
         is_agent_running: lock::is_taken(&args.bpffs),
-        is_confined: match local::ask(runtime_dir).await {
-            Ok(agent) => Ok(agent.is_confined),
-            Err(error) => Err(ErrorChain(&error).to_string()),
-        },
+        is_confined: agent.as_ref().map(|agent| agent.is_confined).map_err(Clone::clone),
+        watches: agent.map(|agent| agent.watches),
         datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         pod_devices: routes.into_iter().map(|(pod, route)| (pod, route.ifindex)).collect(),

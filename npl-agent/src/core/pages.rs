@@ -38,12 +38,32 @@ pages! {
     STATES = "docs/operate.md#states-of-a-node-port";
 }
 
+/// The URL of the repository's folder, to which the paths of the documents are relative.
+const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
+
+/// Returns the URL of a document or of a section of a document, such as [`EVENTS`]. Readers of Events and alerts have
+/// no copy of the documents.
+pub fn url(page: &str) -> String {
+    format!("{REPOSITORY}{page}")
+}
+
+/// Returns the section about an Event's reason, such as `PortRangeExhausted`.
+pub fn of_event(reason: &str) -> String {
+    format!("docs/reference/events.md#{}", reason.to_lowercase())
+}
+
+/// Returns the section about a check of the doctor, such as `rp_filter`.
+pub fn of_check(key: &str) -> String {
+    format!("docs/reference/doctor.md#{key}")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::ALL;
+    use super::{ALL, url};
 
     const TROUBLESHOOT: &str = include_str!("../../../docs/troubleshoot.md");
     const OPERATE: &str = include_str!("../../../docs/operate.md");
+    const VALUES: &str = include_str!("../../../deploy/chart/npl/values.yaml");
 
     /// The anchor that GitHub generates for a heading.
     fn anchor(heading: &str) -> String {
@@ -65,5 +85,10 @@ mod tests {
             let found = headings.map(|line| anchor(line.trim_start_matches('#').trim())).any(|it| it == wanted);
             assert!(found, "{page}");
         }
+    }
+
+    #[test]
+    fn the_charts_default_link_of_alerts_is_the_url_of_the_document() {
+        assert!(VALUES.contains(&format!("runbookUrl: {}\n", url("docs/alerts.md"))));
     }
 }

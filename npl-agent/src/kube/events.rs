@@ -30,6 +30,7 @@ use super::{
 use crate::{
     core::{
         model::Moment,
+        pages,
         publish::{
             problem::{AffectedObject, Problem},
             report::{Report, Reports},
@@ -54,6 +55,8 @@ const PER_SECOND: u32 = 2;
 const NAME_BYTES: usize = 253;
 /// The API server's limit in bytes for `reportingInstance`.
 const INSTANCE_BYTES: usize = 128;
+/// The API server's limit in bytes for the note of an Event.
+const NOTE_BYTES: usize = 1024;
 
 /// Sends Kubernetes Events about problems to the API server.
 pub struct Recorder {
@@ -182,7 +185,7 @@ impl Recorder {
             regarding: Some(regarding),
             type_: Some("Warning".to_owned()),
             reason: Some(report.reason.to_owned()),
-            note: Some(report.note.clone()),
+            note: Some(note_with_page(report)),
             action: Some(ACTION.to_owned()),
             event_time: Some(MicroTime(wall_clock())),
             reporting_controller: Some(CONTROLLER.to_owned()),
@@ -198,10 +201,27 @@ fn is_namespace_gone(status: &Status) -> bool {
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
+/// Returns the note of an Event: the text of the report, and the URL of the section about the reason. Cuts a text that
+/// is too long, so that the URL stays complete.
+fn note_with_page(report: &Report) -> String {
+    const CUT: &str = "…";
+    let page = format!("; see {}", pages::url(&pages::of_event(report.reason)));
+    let bytes = NOTE_BYTES.saturating_sub(page.len());
+    if report.note.len() <= bytes {
+        return format!("{}{page}", report.note);
+    }
+    format!("{}{CUT}{page}", prefix(&report.note, bytes.saturating_sub(CUT.len())))
+}
+
 /// Returns the longest prefix of `name` that has at most `bytes` bytes and is itself a valid name of an object.
 fn shortened(name: &str, bytes: usize) -> &str {
-    let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
-    name.split_at(end).0.trim_end_matches(['.', '-'])
+    prefix(name, bytes).trim_end_matches(['.', '-'])
+}
+
+/// Returns the longest prefix of `text` that has at most `bytes` bytes.
+fn prefix(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
+    text.split_at(end).0
 }
 
 #[cfg(test)]

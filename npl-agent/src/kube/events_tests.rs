@@ -66,7 +66,8 @@ async fn a_problem_becomes_an_event_on_the_affected_object() {
         assert_eq!(request.body["type"], "Warning");
         assert_eq!(
             request.body["note"],
-            "no IPv4 node port is free for pod port 80/tcp: widen the agent's --port-range"
+            "no IPv4 node port is free for pod port 80/tcp: widen the agent's --port-range; see \
+             https://github.com/npl-project/npl/blob/main/docs/reference/events.md#portrangeexhausted"
         );
         assert_eq!(request.body["reportingController"], "npl-agent");
         assert_eq!(request.body["reportingInstance"], "node-1");
@@ -143,4 +144,22 @@ fn a_long_name_is_shortened_to_a_valid_name() {
     assert_eq!(shortened("web-0", 5), "web-0");
     assert_eq!(shortened("web-0", 4), "web");
     assert_eq!(shortened("a.b", 2), "a");
+}
+
+#[test]
+fn a_long_text_is_cut_and_the_note_ends_with_the_whole_url() {
+    let end = format!("; see {}", pages::url("docs/reference/events.md#unreadablesourcerange"));
+    let room = NOTE_BYTES - end.len();
+    for (text, kept) in [
+        ("a".repeat(room), "a".repeat(room)),
+        ("a".repeat(room + 1), format!("{}…", "a".repeat(room - 3))),
+        // Each ä has 2 bytes, so one of these texts would be cut inside of a character.
+        (format!("b{}", "ä".repeat(room)), format!("b{}…", "ä".repeat((room - 4) / 2))),
+        ("ä".repeat(room), format!("{}…", "ä".repeat((room - 3) / 2))),
+    ] {
+        let subject = AffectedObject::Service(ObjectKey::new("shop", "web"), ServiceUid("u-2".into()));
+        let note = note_with_page(&Report { subject, reason: "UnreadableSourceRange", note: text });
+        assert_eq!(note, format!("{kept}{end}"));
+        assert!(note.len() <= 1024, "{}", note.len());
+    }
 }

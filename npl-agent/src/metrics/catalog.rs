@@ -7,7 +7,7 @@ use npl_common::{reason::Reason, stats::MappingStats};
 
 use super::{
     Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Format, Metrics, OpName, OpOutcome,
-    PatchOutcome, RemovalCause, SweptTable, WatchedResource,
+    PatchOutcome, RemovalCause, RequestProgram, SweptTable, WatchedResource,
     labels::{
         DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
         SubjectLabel, WatchLabels,
@@ -51,6 +51,8 @@ pub enum Values {
     EventReasons,
     /// One value for each build of the agent, and its meaning.
     Build(&'static str),
+    /// Names that the Node determines, and their meaning.
+    Names(&'static str),
 }
 
 macro_rules! meanings {
@@ -146,6 +148,11 @@ meanings! {
         Attached: "The programs are attached to the device.",
         Failed: "The programs are not attached to the device, so clients behind this device are not served.",
     }
+    REQUEST_PROGRAMS of RequestProgram {
+        Xdp: "An XDP program translates requests; TC programs translate replies and the packets that XDP passes on.",
+        Tcx: "TC programs with TCX links translate requests and replies.",
+        Clsact: "TC programs as filters of a clsact qdisc translate requests and replies, before Linux 6.6.",
+    }
 }
 
 const DIRECTIONS: &[(&str, &str)] =
@@ -169,6 +176,10 @@ const LABELS: &[(&str, &[Label])] = &[
     ("npl_watch_last_change_timestamp_seconds", &[listed("subject", WATCHED)]),
     ("npl_node_ports", &[listed("family", FAMILIES), listed("protocol", PROTOCOLS), listed("state", PORT_STATES)]),
     ("npl_devices", &[listed("state", DEVICE_STATES)]),
+    (
+        "npl_device_info",
+        &[Label { name: "device", values: Values::Names("Name of the uplink.") }, listed("kind", REQUEST_PROGRAMS)],
+    ),
     ("npl_problems", &[Label { name: "reason", values: Values::EventReasons }]),
     (
         "npl_build_info",
@@ -223,6 +234,7 @@ impl Metrics {
             mappings,
             ports,
             devices,
+            device_info: _,
             problems,
             redirect_refused: _,
             programs_ahead: _,
@@ -240,6 +252,7 @@ impl Metrics {
         drop(problems.get_or_create(&ReasonLabel { reason: EventReason::PortRangeExhausted.name() }));
         metrics.count_removed_flows(Family::V4, RemovalCause::Expired, 0);
         metrics.set_table_fill(SweptTable::HalfOpen, Family::V4, 0, 0);
+        metrics.set_request_programs([("eth0".to_owned(), RequestProgram::Tcx)]);
         metrics
     }
 }

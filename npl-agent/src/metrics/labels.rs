@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The values of metric labels. Each label has a fixed set of values, so that the number of time series is limited.
+//! The values of metric labels. Each label has a fixed set of values, except the names of the Node's uplinks, so that the
+//! number of time series is limited.
 
 use std::fmt::{self, Write as _};
 
@@ -255,6 +256,38 @@ impl DeviceState {
     }
 }
 
+/// The kind of the program that translates the requests that arrive on a device; also the value of the metric label
+/// `kind`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RequestProgram {
+    /// An XDP program translates requests.
+    Xdp,
+    /// A program with a TCX link translates requests.
+    Tcx,
+    /// A filter of a clsact qdisc translates requests, as on kernels before Linux 6.6.
+    Clsact,
+}
+
+impl RequestProgram {
+    /// Returns the kind for a device: whether an XDP program is attached there, and whether TC programs are attached as
+    /// filters.
+    pub const fn of(has_xdp: bool, are_filters: bool) -> Self {
+        match (has_xdp, are_filters) {
+            (true, _) => Self::Xdp,
+            (false, false) => Self::Tcx,
+            (false, true) => Self::Clsact,
+        }
+    }
+
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        }
+    }
+}
+
 /// Why an entry was removed from NPL's flow table; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
@@ -311,6 +344,7 @@ label_values!(
     OpName,
     PortState,
     DeviceState,
+    RequestProgram,
     RemovalCause,
     SweptTable,
     Family,
@@ -373,6 +407,12 @@ pub(super) struct PortLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct DeviceLabel {
     pub(super) state: DeviceState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct DeviceInfoLabels {
+    pub(super) device: String,
+    pub(super) kind: RequestProgram,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

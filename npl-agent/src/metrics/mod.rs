@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Prometheus metrics of the agent. The values of labels come from fixed sets and do not contain names of Pods, so
-//! that the number of time series does not grow with the cluster.
+//! The Prometheus metrics of the agent. The values of labels come from fixed sets or are names of the Node's uplinks, and
+//! do not contain names of Pods, so that the number of time series does not grow with the cluster.
 
 mod catalog;
 mod datapath;
@@ -30,13 +30,16 @@ use prometheus_client::{
 pub use self::{
     catalog::{Label, MetricInfo, Values, catalog},
     datapath::{Counts, DatapathCounters, FamilyTotals},
-    labels::{EventOutcome, FailureKind, OpName, OpOutcome, PatchOutcome, RemovalCause, SweptTable, WatchedResource},
+    labels::{
+        EventOutcome, FailureKind, OpName, OpOutcome, PatchOutcome, RemovalCause, RequestProgram, SweptTable,
+        WatchedResource,
+    },
 };
 use self::{
     datapath::DatapathCollector,
     labels::{
-        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
-        RemovalLabels, SubjectLabel, TableLabels, WatchLabels,
+        DeviceInfoLabels, DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels,
+        PortState, ReasonLabel, RemovalLabels, SubjectLabel, TableLabels, WatchLabels,
     },
     process::ProcessCollector,
 };
@@ -114,6 +117,7 @@ struct Families {
     mappings: Labelled<FamilyLabel, Gauge>,
     ports: Labelled<PortLabels, Gauge>,
     devices: Labelled<DeviceLabel, Gauge>,
+    device_info: Labelled<DeviceInfoLabels, Gauge>,
     problems: Labelled<ReasonLabel, Gauge>,
     redirect_refused: Gauge,
     programs_ahead: Gauge,
@@ -253,6 +257,15 @@ impl Metrics {
         }
     }
 
+    /// Sets the names of the uplinks on which the programs are attached, each with the kind of the program that
+    /// translates requests. The series of all other devices are removed.
+    pub fn set_request_programs(&self, uplinks: impl IntoIterator<Item = (String, RequestProgram)>) {
+        self.0.families.device_info.clear();
+        for (device, kind) in uplinks {
+            self.0.families.device_info.get_or_create(&DeviceInfoLabels { device, kind }).set(1);
+        }
+    }
+
     /// Sets the gauge that shows whether `--forwarding redirect` is refused because of a policy engine.
     pub fn set_redirect_refused(&self, is_refused: bool) {
         self.0.families.redirect_refused.set(i64::from(is_refused));
@@ -311,6 +324,7 @@ impl Families {
             mappings,
             ports,
             devices,
+            device_info,
             problems,
             redirect_refused,
             programs_ahead,
@@ -360,7 +374,7 @@ impl Families {
             pending_patches,
         );
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
-        Self::register_state(registry, mappings, ports, devices, problems);
+        Self::register_state(registry, mappings, ports, (devices, device_info), problems);
         Self::register_neighbours(registry, redirect_refused, programs_ahead);
     }
 
@@ -419,7 +433,7 @@ impl Families {
         registry: &mut Registry,
         mappings: Labelled<FamilyLabel, Gauge>,
         ports: Labelled<PortLabels, Gauge>,
-        devices: Labelled<DeviceLabel, Gauge>,
+        (devices, device_info): (Labelled<DeviceLabel, Gauge>, Labelled<DeviceInfoLabels, Gauge>),
         problems: Labelled<ReasonLabel, Gauge>,
     ) {
         registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
@@ -429,6 +443,11 @@ impl Families {
             "Devices that --devices selects, by state: attached if the programs are attached to the device, else \
              failed",
             devices,
+        );
+        registry.register(
+            "device_info",
+            "1 for each uplink on which the programs are attached, with the kind of the program that translates requests",
+            device_info,
         );
         registry.register(
             "problems",

@@ -9,7 +9,7 @@ use npl_common::stats::MappingStats;
 
 use super::{
     Counts, DatapathCounters, EventOutcome, FailureKind, FamilyTotals, Format, Metrics, OpOutcome, PatchOutcome,
-    PortCounts, RemovalCause, SweptTable, WatchedResource,
+    PortCounts, RemovalCause, RequestProgram, SweptTable, WatchedResource,
 };
 use crate::core::{
     devices::Coverage,
@@ -54,6 +54,9 @@ fn encode_samples() -> String {
     metrics.set_devices(Coverage { attached: 2, failed: 1 });
     metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
     metrics.set_problems(&[("RangeExhausted", 4)]);
+    let programs = [("eth0", RequestProgram::of(false, true)), ("gone0", RequestProgram::of(false, false))];
+    metrics.set_request_programs(programs.map(|(name, kind)| (name.to_owned(), kind)));
+    metrics.set_request_programs([("eth0".to_owned(), RequestProgram::of(true, true))]);
     metrics.set_redirect_refused(true);
     metrics.set_programs_ahead(2);
     metrics.encode(Format::OpenMetrics).expect("text")
@@ -83,6 +86,7 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         "npl_ready 1",
         r#"npl_node_ports{family="IPv4",protocol="tcp",state="quarantined"} 1"#,
         r#"npl_devices{state="failed"} 1"#,
+        r#"npl_device_info{device="eth0",kind="xdp"} 1"#,
         r#"npl_problems{reason="RangeExhausted"} 4"#,
         "npl_redirect_refused 1",
         "npl_programs_ahead 2",
@@ -95,6 +99,7 @@ fn every_metric_has_its_prefix_unit_and_labels() {
     }
     assert!(text.contains(concat!("npl_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",abi=\"")), "{text}");
     assert!(!text.contains("AddressConflict"), "a solved problem must disappear\n{text}");
+    assert_eq!(text.matches("npl_device_info{").count(), 1, "former devices and kinds must disappear\n{text}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod alerts;
 mod dashboard;
+mod doctor;
 mod events;
 pub mod flags;
 mod maps;
@@ -34,7 +35,7 @@ struct Source {
     body: fn() -> String,
 }
 
-const SOURCES: [Source; 6] = [
+const SOURCES: [Source; 7] = [
     Source {
         file: "flags.md",
         title: "Flags",
@@ -58,6 +59,12 @@ const SOURCES: [Source; 6] = [
         title: "Events",
         purpose: "Every Kubernetes Event that the agent writes, with its cause and what to do.",
         body: events::body,
+    },
+    Source {
+        file: "doctor.md",
+        title: "Doctor checks",
+        purpose: "Every check of `npl-agent doctor`: the question that it answers, the meaning of each result, and what to do.",
+        body: doctor::body,
     },
     Source {
         file: "maps.md",
@@ -104,8 +111,8 @@ fn index() -> String {
         .map(|(file, title, purpose)| vec![format!("[{title}]({file})"), purpose.to_owned()]);
     let table = markdown::table(&["page", "content"], rows);
     format!(
-        "Every flag, metric, reason, Event, map and chart value of NPL, and the sizes of the maps, rendered from the \
-         code.\n\n{table}"
+        "Every flag, metric, reason, Event, doctor check, map and chart value of NPL, and the sizes of the maps, rendered \
+         from the code.\n\n{table}"
     )
 }
 

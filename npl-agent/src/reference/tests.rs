@@ -2,8 +2,15 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
-use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, networks, pages};
-use crate::metrics::catalog;
+use super::{FURTHER, Page, alerts::ALERTS, chart_files, dashboard, markdown::anchor, networks, pages};
+use crate::{
+    core::{
+        doctor::catalog::CHECKS,
+        pages::{of_check, of_event},
+        publish::event_reason::EventReason,
+    },
+    metrics::catalog,
+};
 
 /// If this environment variable is set, the tests of this file update the generated files instead of comparing them.
 /// The library expect-test uses the same variable.
@@ -58,6 +65,21 @@ fn committed_files_of_the_chart_are_current() {
         }
         let committed = fs::read_to_string(root.join(file)).unwrap_or_default();
         assert!(committed == text, "{file} is not current: run `cargo xtask docs` and `cargo xtask chart`");
+    }
+}
+
+#[test]
+fn every_event_reason_and_every_check_of_the_doctor_has_a_section() {
+    let sections: BTreeSet<String> = pages()
+        .iter()
+        .flat_map(|page| {
+            let headings = page.text.lines().filter_map(|line| line.strip_prefix("## "));
+            headings.map(|heading| format!("docs/reference/{}{}", page.file, anchor(heading))).collect::<Vec<_>>()
+        })
+        .collect();
+    let reasons = EventReason::ALL.iter().map(|reason| of_event(reason.name()));
+    for named in reasons.chain(CHECKS.iter().map(|check| of_check(check.key))) {
+        assert!(sections.contains(&named), "{named} is not among {sections:?}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::fs;
 use std::path::PathBuf;
 
+use npl_agent::datapath::preflight;
 use npl_common::names;
 use npl_testkit::echo::Protocol;
 use npl_testkit::process::Process;
@@ -140,8 +141,12 @@ fn a_configured_device_that_is_absent_or_disappears_is_logged() {
     world.wait_for_log(told);
     world.topology.node().ip("link add later type veth peer name later-end").unwrap();
     world.wait_for_metric(r#"npl_devices{state="attached"} 2"#);
+    let kind = if preflight::has_tcx() { "tcx" } else { "clsact" };
+    world.wait_for_metric(&format!(r#"npl_device_info{{device="later",kind="{kind}"}} 1"#));
     world.topology.node().ip("link del later").unwrap();
     world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
+    let metrics = world.agent().metrics().unwrap();
+    assert!(!metrics.contains(r#"npl_device_info{device="later""#), "{metrics}");
     assert_eq!(world.agent_log().matches(told).count(), 2, "{}", world.agent_log());
 }
 

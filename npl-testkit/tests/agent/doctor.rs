@@ -40,6 +40,8 @@ fn finding(world: &World, key: &str) -> Finding {
     let of_key: Vec<&Value> = all.as_array().unwrap().iter().filter(|it| it["key"] == key).collect();
     assert_eq!(of_key.len(), 1, "{key} in {all:#}");
     let text = |field: &str| of_key[0][field].as_str().map(ToOwned::to_owned);
+    let page = text("page").map(|page| page == format!("docs/reference/doctor.md#{key}"));
+    assert_eq!(page, (of_key[0]["state"] != "ok").then_some(true), "{all:#}");
     Finding { state: text("state").unwrap(), found: text("found").unwrap(), advice: text("advice") }
 }
 
@@ -105,6 +107,7 @@ fn the_datapath_is_checked_with_and_without_a_running_agent() {
     }
     assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
     assert_ok(&world, "agent", "running");
+    assert_ok(&world, "api_server", "the agent receives changes of pods, services, nodes");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert_ok(&world, "local_clients", "served by");
     assert_ok(&world, "rp_filter", "on eth0");

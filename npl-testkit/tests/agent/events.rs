@@ -31,6 +31,15 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
+/// Returns the note of an Event without its end, which is the address of the section about the reason.
+pub(crate) fn text(event: &Value) -> &str {
+    let (note, reason) = (event["note"].as_str().unwrap(), event["reason"].as_str().unwrap());
+    let page = "https://github.com/npl-project/npl/blob/main/docs/reference/events.md";
+    let end = format!("; see {page}#{}", reason.to_lowercase());
+    assert!(note.ends_with(&end), "the note does not end with {end}: {note}");
+    note.strip_suffix(&end).unwrap()
+}
+
 /// Returns the output of `kubectl describe` for an object.
 fn described(world: &World, kind: &str, name: &str) -> String {
     world.cluster.kubectl(&["describe", kind, name, "--namespace", NAMESPACE]).unwrap()
@@ -48,7 +57,7 @@ fn port_exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port
     world.wait_for_entries("web-0", 2);
     world.create_pod("web-1");
     let event = wait_for_event(&world, "web-1", "PortRangeExhausted");
-    assert_eq!(event["note"], "no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range");
+    assert_eq!(text(&event), "no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range");
     assert_eq!(event.pointer("/regarding/kind").unwrap(), "Pod");
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
@@ -76,7 +85,7 @@ fn an_unresolvable_target_port_is_reported_on_the_pod_and_its_other_ports_are_se
     world.create_pod("web-0");
     world.assert_served("web-0");
     let event = wait_for_event(&world, "web-0", "UnresolvedTargetPort");
-    let note = event["note"].as_str().unwrap();
+    let note = text(&event);
     assert!(note.contains("\"nowhere\"") && note.contains("shop/admin"), "{note}");
     assert!(described(&world, "pod", "web-0").contains("UnresolvedTargetPort"));
     world.wait_for_metric(r#"npl_problems{reason="UnresolvedTargetPort"} 1"#);
@@ -95,7 +104,7 @@ fn an_unsupported_protocol_is_reported_on_the_service() {
     world.assert_served("web-0");
     let event = wait_for_event(&world, "web", "UnsupportedProtocol");
     assert_eq!(
-        event["note"],
+        text(&event),
         "protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the \
          service's other ports are served"
     );
@@ -129,7 +138,7 @@ fn a_host_port_conflict_is_reported_on_the_pod() {
     let taken = world.address("web-0", Protocol::Tcp).port();
     world.create_pod_with_port("web-1", Port::new("web", POD_PORT, Protocol::Tcp).on_host(taken));
     let event = wait_for_event(&world, "web-1", "HostPortConflict");
-    assert!(event["note"].as_str().unwrap().starts_with(&format!("host port {taken}/tcp is in use")), "{event}");
+    assert!(text(&event).starts_with(&format!("host port {taken}/tcp is in use")), "{event}");
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.assert_served("web-0");
     world.wait_for_metric(r#"npl_problems{reason="HostPortConflict"} 1"#);
@@ -149,7 +158,7 @@ fn another_writer_of_the_annotation_is_reported_by_its_field_manager() {
         world.wait_for_entries("web-0", published.len());
     }
     let event = wait_for_event(&world, "web-0", "AnnotationContested");
-    assert!(event["note"].as_str().unwrap().contains("\"antrea-agent\""), "{event}");
+    assert!(text(&event).contains("\"antrea-agent\""), "{event}");
     world.wait_for_metric(r#"npl_problems{reason="AnnotationContested"} 1"#);
 }
 

@@ -7,7 +7,7 @@ use npl_testkit::poll;
 use npl_testkit::traffic;
 use serde_json::{Value, json};
 
-use crate::events::wait_for_event;
+use crate::events::{text, wait_for_event};
 use crate::world::{LIMIT, NAMESPACE, World};
 
 const KEY: &str = "nodeportlocal.antrea.io/allowed-source-ranges";
@@ -77,7 +77,7 @@ fn an_unreadable_source_range_is_reported_on_the_service_and_the_others_apply() 
     world.assert_served("web-0");
     let event = wait_for_event(&world, "web", "UnreadableSourceRange");
     assert_eq!(
-        event["note"],
+        text(&event),
         "entry 1 of allowed-source-ranges, \"10.0.0.0/33\", is not an address or a CIDR range and allows no client; \
          write it as 192.0.2.0/24 or 2001:db8::/32"
     );

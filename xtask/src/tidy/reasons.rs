@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks every reason under which the kernel programs count packets: the name of a test must contain the reason, and
-//! documents must describe the reason.
+//! the reference must describe the reason.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use super::tree::Tree;
 const REASONS: &str = "npl-common/src/reason.rs";
 const TESTS: &str = "npl-testkit/tests/";
 
-/// The documents that must name every reason: the generated reference, and the page with causes and remedies.
-const DOCUMENTS: [&str; 2] = ["docs/reference/reasons.md", "docs/troubleshoot.md"];
+/// The document that must name every reason: the generated reference, which has the causes and remedies.
+const DOCUMENT: &str = "docs/reference/reasons.md";
 
 /// The reasons that need no test, because no test can provoke them; each with an explanation.
 const UNPROVOKED: [(&str, &str); 1] =
@@ -31,7 +31,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let untested = names.iter().filter(|name| !is_excused(name) && !tests.iter().any(|test| test.contains(*name)));
     let untested =
         untested.map(|name| Finding::error(REASONS, format!("no test in {TESTS} has the reason `{name}` in its name")));
-    untested.chain(DOCUMENTS.iter().flat_map(|document| undocumented(tree, document, &names))).collect()
+    untested.chain(undocumented(tree, DOCUMENT, &names)).collect()
 }
 
 /// Reports the reasons that a document does not name. Reports nothing if the document does not exist.
@@ -60,7 +60,7 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DOCUMENTS, REASONS, Tree, check};
+    use super::{DOCUMENT, REASONS, Tree, check};
 
     const DECLARATION: &str =
         "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Truncated = 2, \"truncated\";\n}";
@@ -74,15 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_a_document_does_not_name_is_found() {
+    fn a_reason_that_the_document_does_not_name_is_found() {
         let tests = ("npl-testkit/tests/kernel/a.rs", "fn no_mapping_and_truncated() {");
-        for document in DOCUMENTS {
-            let found = |text| check(&Tree::of(&[(REASONS, DECLARATION), tests, (document, text)]));
-            assert!(found("| `no_mapping` | a |\n| `truncated` | b |").is_empty());
-            let findings = found("| `no_mapping` | a |\n| `truncated_2` | b |");
-            assert_eq!(findings.len(), 1, "{findings:?}");
-            assert!(findings[0].rule.contains("`truncated`") && findings[0].place == document);
-        }
+        let found = |text| check(&Tree::of(&[(REASONS, DECLARATION), tests, (DOCUMENT, text)]));
+        assert!(found("| `no_mapping` | a |\n| `truncated` | b |").is_empty());
+        let findings = found("| `no_mapping` | a |\n| `truncated_2` | b |");
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].rule.contains("`truncated`") && findings[0].place == DOCUMENT);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 use super::{DatapathFacts, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
 
+/// The advice of a check that needs the state of the running agent, if the agent's socket does not answer.
+pub(super) const NAME_RUNTIME_DIR: &str = "name the folder of the agent's socket with --runtime-dir";
 /// The advice of a check that lacks the permission to read its facts.
 pub(super) const ASK_AS_ROOT: &str = "this check lacks privileges: run it again as root, or in the agent's container";
 
@@ -128,7 +130,7 @@ pub(super) fn admission_policy(facts: &Facts) -> Finding {
             "the agent tries a write to a Pod of this Node when it starts and every 15 minutes: check again when a Pod \
              runs here, or restart the agent",
         ),
-        Err(reason) => Finding::unknown(key, reason, "name the folder of the agent's socket with --runtime-dir"),
+        Err(reason) => Finding::unknown(key, reason, NAME_RUNTIME_DIR),
     }
 }
 

@@ -2,6 +2,8 @@
 //! The doctor: checks for the known causes that prevent node ports of this Node from working. Each check converts facts
 //! about the Node to a finding.
 
+mod api_server;
+pub mod catalog;
 mod devices;
 pub mod forward_chains;
 mod forwarding;
@@ -27,6 +29,8 @@ use super::{
     },
     model::{Family, PodPort, Protocol, settings::PortRange},
     networks::{Role, RuleNames},
+    pages,
+    view::WatchView,
 };
 
 /// The facts about the Node on which the doctor's checks depend. The value of a fact that cannot be read is the error.
@@ -47,6 +51,8 @@ pub struct Facts {
     /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check;
     /// `None` if no check has had a result yet.
     pub is_confined: Result<Option<bool>, String>,
+    /// The running agent's watches of the API server.
+    pub watches: Result<Vec<WatchView>, String>,
     /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
     /// The directory on which the cgroup v2 hierarchy is mounted; `None` if it is not mounted.
@@ -224,6 +230,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Returns the section about the check; `None` if the state is ok.
+    pub fn page(&self) -> Option<String> {
+        (self.state != State::Ok).then(|| pages::of_check(self.key))
+    }
+
     fn ok(key: &'static str, found: impl Into<String>) -> Self {
         Self { key, state: State::Ok, found: found.into(), advice: None }
     }
@@ -251,6 +262,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend(kernel::rights(facts));
     findings.extend([
         kernel::agent(facts),
+        api_server::api_server(facts),
         kernel::admission_policy(facts),
         kernel::datapath(facts),
         devices::devices(facts),

@@ -3,6 +3,7 @@
 //! the problem for which the check exists.
 
 use super::{
+    catalog::CHECKS,
     tests::{first_device, is, pinned, well},
     *,
 };
@@ -12,7 +13,7 @@ use crate::core::devices::LinkLayer;
 type Fault = (&'static str, fn(&mut Facts));
 
 /// For each check of the doctor, a fault that the check must report.
-const FAULTS: [Fault; 29] = [
+const FAULTS: [Fault; 30] = [
     ("kernel", |it| it.kernel.is_new_enough = false),
     ("btf", |it| it.has_btf = false),
     ("bpffs", |it| it.is_bpffs_mounted = false),
@@ -20,6 +21,7 @@ const FAULTS: [Fault; 29] = [
     ("cap_net_admin", |it| it.rights = Some(Rights { bpf: true, net_admin: false, perfmon: true })),
     ("cap_perfmon", |it| pinned(it).has_mitigated_programs = true),
     ("agent", |it| it.is_agent_running = false),
+    ("api_server", |it| it.watches = Err("no socket".to_owned())),
     ("admission_policy", |it| it.is_confined = Ok(Some(false))),
     ("datapath", |it| pinned(it).attached_devices.clear()),
     ("devices", |it| first_device(it).link_layer = LinkLayer::Tagged),
@@ -55,11 +57,25 @@ fn every_check_is_ok_on_a_healthy_node_and_reports_its_fault() {
     let healthy = examine(&well());
     let keys = |findings: &[Finding]| findings.iter().map(|finding| finding.key).collect::<Vec<_>>();
     assert_eq!(keys(&healthy), FAULTS.map(|(key, _)| key));
+    assert_eq!(keys(&healthy), CHECKS.iter().map(|check| check.key).collect::<Vec<_>>());
     for (key, fault) in FAULTS {
         let state = |findings: &[Finding]| findings.iter().find(|finding| finding.key == key).map(|it| it.state);
         assert_eq!(state(&healthy), Some(State::Ok), "{key}");
         let mut facts = well();
         fault(&mut facts);
-        assert_ne!(state(&examine(&facts)), Some(State::Ok), "{key} does not report its fault");
+        let found = examine(&facts);
+        assert_ne!(state(&found), Some(State::Ok), "{key} does not report its fault");
+        found.iter().for_each(assert_described);
     }
+}
+
+/// Asserts that the document has the condition of the finding's state, and that each finding with a problem names the
+/// section.
+pub(super) fn assert_described(finding: &Finding) {
+    let Finding { key, state, .. } = finding;
+    let check = CHECKS.iter().find(|check| check.key == *key).unwrap();
+    let meaning = check.states.iter().find(|(described, _)| described == state);
+    assert!(meaning.is_some(), "docs/reference/doctor.md does not describe the state {state:?} of {key}");
+    let page = (*state != State::Ok).then(|| format!("docs/reference/doctor.md#{key}"));
+    assert_eq!(finding.page(), page);
 }

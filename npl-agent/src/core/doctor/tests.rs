@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests the doctor's checks with the facts of a healthy Node, and with the facts of a Node that has a fault.
 
-use super::*;
+use super::{reported::assert_described, *};
 use crate::core::devices::DeviceKind;
 
 const UPLINK: u32 = 2;
@@ -17,6 +17,10 @@ pub(super) fn is(value: &str) -> Setting {
 pub(super) fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&str]) -> Device {
     let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
     Device { addresses, ..Device::new(ifindex, name, kind) }
+}
+
+fn watch(resource: &str) -> WatchView {
+    WatchView { resource: resource.to_owned(), heard_millis_ago: Some(1_000), failure: None }
 }
 
 /// The facts of a healthy Node with addresses of both families, a running agent, and IPv4 mappings.
@@ -35,6 +39,7 @@ pub(super) fn well() -> Facts {
         rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
         is_agent_running: true,
         is_confined: Ok(Some(true)),
+        watches: Ok(["pods", "services", "nodes"].map(watch).to_vec()),
         datapath: Ok(DatapathFacts {
             is_installed: true,
             has_mitigated_programs: false,
@@ -99,6 +104,7 @@ pub(super) fn check(rows: &[Row]) {
         let findings = examine(&facts);
         let finding = findings.iter().find(|finding| finding.key == *key).unwrap();
         assert_eq!(finding.state, *state, "row {number}: {finding:?}");
+        findings.iter().for_each(assert_described);
         assert!(finding.found.contains(found), "row {number}: {finding:?}");
         let advised = finding.advice.as_deref().unwrap_or_default();
         assert!(advised.contains(advice), "row {number}: {finding:?}");
@@ -129,6 +135,7 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
         "cap_net_admin",
         "cap_perfmon",
         "agent",
+        "api_server",
         "admission_policy",
         "datapath",
         "devices",

@@ -9,15 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{
     devices::filter_order::ProgramsAhead,
     pages,
-    view::{AgentView, WatchView},
+    view::{AgentView, WatchFailure, WatchState, WatchView},
 };
 
-/// If a watch has been failing for less than this time, in milliseconds, the finding is a notice and no risk, because
-/// the failure may be a brief interruption of the connection.
-const INTERRUPTION_MILLIS: u64 = 30_000;
-/// A watch that receives no data for this time, in milliseconds, counts as a fault. A working watch is renewed every
-/// four minutes, and the API server sends bookmarks in between.
-const LONGEST_SILENCE_MILLIS: u64 = 360_000;
 /// A write to a Pod that takes longer than this time, in milliseconds, counts as a fault. A write usually takes
 /// milliseconds; while a rollout exhausts the rate limit of writes, a write takes seconds.
 const OVERDUE_MILLIS: u64 = 5_000;
@@ -221,24 +215,24 @@ fn of_agent(agent: &AgentView) -> Vec<HealthFinding> {
 
 fn of_watch(watch: &WatchView) -> Option<HealthFinding> {
     let resource = &watch.resource;
-    match (&watch.failure, watch.heard_millis_ago) {
-        (Some(failure), _) if failure.for_millis >= INTERRUPTION_MILLIS => {
-            let (seconds, error) = (failure.for_millis / 1_000, &failure.error);
+    match watch.state() {
+        WatchState::Failed(WatchFailure { for_millis, error }) => {
+            let seconds = for_millis / 1_000;
             let text =
                 format!("the watch of {resource} has failed for {seconds} s, so changes are not applied: {error}");
             Some(risk(text, pages::SIGNALS))
         }
-        (Some(failure), _) => {
-            Some(notice(format!("the watch of {resource} is interrupted: {}", failure.error), pages::SIGNALS))
+        WatchState::Interrupted(WatchFailure { error, .. }) => {
+            Some(notice(format!("the watch of {resource} is interrupted: {error}"), pages::SIGNALS))
         }
-        (None, Some(silence)) if silence >= LONGEST_SILENCE_MILLIS => {
+        WatchState::Silent { millis } => {
             let text = format!(
                 "the watch of {resource} has received no data for {} s: changes may not be applied",
-                silence / 1_000
+                millis / 1_000
             );
             Some(risk(text, pages::SIGNALS))
         }
-        (None, _) => None,
+        WatchState::Works | WatchState::NotListed => None,
     }
 }
 

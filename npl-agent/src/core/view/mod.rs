@@ -73,6 +73,44 @@ pub struct WatchView {
     pub failure: Option<WatchFailure>,
 }
 
+/// If a watch has been failing for less than this time, in milliseconds, the failure may be a brief interruption of the
+/// connection.
+const INTERRUPTION_MILLIS: u64 = 30_000;
+/// A watch that receives no data for this time, in milliseconds, counts as a fault. A working watch is renewed every
+/// four minutes, and the API server sends bookmarks in between.
+const LONGEST_SILENCE_MILLIS: u64 = 360_000;
+
+/// Whether the agent receives the changes of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchState<'a> {
+    /// The watch works.
+    Works,
+    /// The watch has not received its first list, and no request has failed.
+    NotListed,
+    /// The watch has been failing for a short time.
+    Interrupted(&'a WatchFailure),
+    /// The watch has been failing for at least 30 s.
+    Failed(&'a WatchFailure),
+    /// The watch has received no data for too long.
+    Silent {
+        /// The time without data.
+        millis: u64,
+    },
+}
+
+impl WatchView {
+    /// Returns whether the watch works.
+    pub fn state(&self) -> WatchState<'_> {
+        match (&self.failure, self.heard_millis_ago) {
+            (Some(failure), _) if failure.for_millis >= INTERRUPTION_MILLIS => WatchState::Failed(failure),
+            (Some(failure), _) => WatchState::Interrupted(failure),
+            (None, Some(millis)) if millis >= LONGEST_SILENCE_MILLIS => WatchState::Silent { millis },
+            (None, Some(_)) => WatchState::Works,
+            (None, None) => WatchState::NotListed,
+        }
+    }
+}
+
 /// The failure of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

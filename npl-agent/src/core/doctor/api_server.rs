@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks whether the running agent receives changes from the API server.
+
+use super::{Facts, Finding, kernel::NAME_RUNTIME_DIR};
+use crate::core::view::{WatchFailure, WatchState};
+
+pub(super) fn api_server(facts: &Facts) -> Finding {
+    const MEANING: &str = "mappings keep translating, but changes of Pods, Services and the Node are not applied";
+    let key = "api_server";
+    let watches = match &facts.watches {
+        _ if !facts.is_agent_running => return Finding::ok(key, "no agent runs: see the check agent"),
+        Ok(watches) => watches,
+        Err(reason) => return Finding::unknown(key, reason, NAME_RUNTIME_DIR),
+    };
+    let (mut faults, mut interruptions, mut without_list) = (Vec::new(), Vec::new(), Vec::new());
+    for watch in watches {
+        let resource = &watch.resource;
+        match watch.state() {
+            WatchState::Works => {}
+            WatchState::NotListed => without_list.push(resource.as_str()),
+            WatchState::Interrupted(WatchFailure { error, .. }) => {
+                interruptions.push(format!("the watch of {resource} is interrupted: {error}"));
+            }
+            WatchState::Failed(WatchFailure { for_millis, error }) => {
+                faults.push(format!("the watch of {resource} has failed for {} s: {error}", for_millis / 1_000));
+            }
+            WatchState::Silent { millis } => {
+                faults.push(format!("the watch of {resource} has received no data for {} s", millis / 1_000));
+            }
+        }
+    }
+    if !faults.is_empty() {
+        let advice = format!(
+            "{MEANING}: check that the API server is reachable from the Node, and the permissions of the agent's \
+             ServiceAccount (deploy/npl.yaml grants them)"
+        );
+        return Finding::failed(key, faults.join("; "), advice);
+    }
+    if !interruptions.is_empty() {
+        let advice = format!("{MEANING}: the agent tries again; if the interruption lasts, the check fails");
+        return Finding::warning(key, interruptions.join("; "), advice);
+    }
+    if !without_list.is_empty() || watches.is_empty() {
+        let found = format!("the agent has not received the first list of {}", listed(&without_list));
+        return Finding::unknown(key, found, "the agent has just started: run the check again after a few seconds");
+    }
+    let resources: Vec<&str> = watches.iter().map(|watch| watch.resource.as_str()).collect();
+    Finding::ok(key, format!("the agent receives changes of {}", listed(&resources)))
+}
+
+fn listed(resources: &[&str]) -> String {
+    if resources.is_empty() { "any resource".to_owned() } else { resources.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Facts, State, tests::check};
+    use crate::core::view::{WatchFailure, WatchView};
+
+    const KEY: &str = "api_server";
+
+    fn watch(facts: &mut Facts) -> &mut WatchView {
+        facts.watches.as_mut().unwrap().first_mut().unwrap()
+    }
+
+    fn fails_for(facts: &mut Facts, millis: u64) {
+        watch(facts).failure = Some(WatchFailure { for_millis: millis, error: "connection refused".to_owned() });
+    }
+
+    #[test]
+    fn a_watch_that_fails_or_receives_nothing_is_reported() {
+        check(&[
+            (|_| {}, KEY, State::Ok, "receives changes of pods, services", ""),
+            (
+                |it| fails_for(it, 31_000),
+                KEY,
+                State::Failed,
+                "pods has failed for 31 s: connection refused",
+                "ServiceAccount",
+            ),
+            (|it| fails_for(it, 29_000), KEY, State::Warning, "interrupted: connection refused", "tries again"),
+            (
+                |it| watch(it).heard_millis_ago = Some(400_000),
+                KEY,
+                State::Failed,
+                "pods has received no data for 400 s",
+                "are not applied",
+            ),
+            (|it| watch(it).heard_millis_ago = Some(200_000), KEY, State::Ok, "receives changes of pods", ""),
+            (
+                |it| {
+                    fails_for(it, 31_000);
+                    watch(it).heard_millis_ago = None;
+                },
+                KEY,
+                State::Failed,
+                "pods has failed",
+                "API server",
+            ),
+            (|it| watch(it).heard_millis_ago = None, KEY, State::Unknown, "the first list of pods", "again"),
+            (|it| it.watches = Ok(Vec::new()), KEY, State::Unknown, "the first list of any resource", "again"),
+            (|it| it.watches = Err("no socket".to_owned()), KEY, State::Unknown, "no socket", "--runtime-dir"),
+            (
+                |it| {
+                    it.is_agent_running = false;
+                    it.watches = Err("no socket".to_owned());
+                },
+                KEY,
+                State::Ok,
+                "no agent runs",
+                "",
+            ),
+        ]);
+    }
+}
