@@ -99,6 +99,9 @@ fn addresses_of_members_resolve_and_others_do_not_exist() {
     let snapshot = state.snapshot();
     let target = "61000.2001-db8-0-0-0-0-0-1.ip.npl.internal.";
     assert_eq!(ask(&snapshot, HTTP, RecordType::SRV).1, [format!("0 1 61000 {target}")]);
+    let additional = zone().answer(&snapshot, &name(HTTP), RecordType::SRV).additional;
+    let shown: Vec<_> = additional.iter().map(|it| (&it.name, it.record_type(), it.data.to_string())).collect();
+    assert_eq!(shown, [(&name(target), RecordType::AAAA, "2001:db8::1".to_owned())]);
     assert_eq!(
         ask(&snapshot, target, RecordType::AAAA),
         (ResponseCode::NoError, vec!["2001:db8::1".to_owned()], vec![], false)
