@@ -14,6 +14,8 @@ pub mod follow;
 pub mod http;
 pub mod kube;
 pub mod listen;
+#[cfg(test)]
+mod panics;
 pub mod run;
 pub mod status;
 pub mod xds;

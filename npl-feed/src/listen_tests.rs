@@ -292,28 +292,3 @@ async fn a_delta_stream_has_the_clusters_and_requires_the_token() {
     assert_eq!(response.resources.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), [NAME]);
     task.abort();
 }
-
-#[tokio::test]
-async fn bytes_that_are_no_request_do_not_end_the_server() {
-    let (mut client, publisher, task) = xds(None).await;
-    publish(&publisher, 1);
-    let (address, _status, other) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]).await;
-    for bytes in
-        [&b"\x16\x03\x01\x02\x00"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff", b"GET / HTTP/9\r\n\r\n"]
-    {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(bytes).await.unwrap();
-        let mut answer = Vec::new();
-        // Errors are ignored, because the server may have closed the connection already.
-        drop(timeout(Duration::from_secs(1), stream.read_to_end(&mut answer)).await);
-    }
-    assert!(get_root(address).await.ends_with("here"));
-    let unknown = DiscoveryRequest { type_url: "none".to_owned(), ..Default::default() };
-    let known = DiscoveryRequest { type_url: Cluster::type_url(), ..Default::default() };
-    let requests = futures::stream::iter([unknown, known]).chain(futures::stream::pending());
-    let mut responses = client.stream_aggregated_resources(requests).await.unwrap().into_inner();
-    let response = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap();
-    assert_eq!(response.resources.len(), 1);
-    task.abort();
-    other.abort();
-}

@@ -12,6 +12,8 @@ mod session;
 mod sotw;
 
 #[cfg(test)]
+mod served_tests;
+#[cfg(test)]
 mod tests;
 
 use std::{pin::Pin, sync::Arc};

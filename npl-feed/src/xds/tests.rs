@@ -23,9 +23,9 @@ use crate::core::{
     tests::{annotation, cluster, pod, service},
 };
 
-const NAME: &str = "web.default:http";
+pub(super) const NAME: &str = "web.default:http";
 
-fn pods() -> Vec<Pod> {
+pub(super) fn pods() -> Vec<Pod> {
     vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61000)), pod("b", "n2", &annotation(8080, "192.0.2.2", 61000))]
 }
 
@@ -189,6 +189,34 @@ fn an_ack_and_a_nack_are_not_answered_and_a_stale_nonce_is_ignored() {
 }
 
 #[test]
+fn delta_does_not_answer_an_ack_or_a_nack_and_pushes_the_next_change() {
+    let mut state = two_services();
+    let snapshot = state.snapshot();
+    let mut session = Delta::default();
+    let subscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: vec![NAME.to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let handled = session.on_request(&subscribe, &snapshot);
+    let (_, response) = handled.response.unwrap();
+    assert_eq!((handled.event, response.resources.len()), ("subscribe", 1));
+    let ack = DeltaDiscoveryRequest {
+        type_url: response.type_url,
+        response_nonce: response.nonce,
+        ..DeltaDiscoveryRequest::default()
+    };
+    let nack = DeltaDiscoveryRequest { error_detail: Some(RpcStatus::default()), ..ack.clone() };
+    let handled = session.on_request(&nack, &snapshot);
+    assert_eq!((handled.kind, handled.event), ("eds", "nack"));
+    assert!(handled.response.is_none() && session.on_snapshot(&snapshot).is_empty(), "the content is not sent again");
+    let pushed = session.on_snapshot(&without_b(&mut state));
+    assert_eq!(pushed.iter().map(|(kind, it)| (*kind, it.resources.len())).collect::<Vec<_>>(), [("eds", 1)]);
+    let handled = session.on_request(&ack, &state.snapshot());
+    assert_eq!((handled.event, handled.response.is_some()), ("ack", false));
+}
+
+#[test]
 fn a_service_that_is_removed_has_empty_endpoints_and_no_cluster() {
     let mut state = two_services();
     let before = state.snapshot();
@@ -236,11 +264,11 @@ fn delta_reports_absent_names_once_and_keeps_what_a_client_has_after_a_reconnect
     assert!(session.on_request(&unsubscribe, &snapshot).response.is_none());
 }
 
-fn text() -> impl Strategy<Value = String> {
+pub(super) fn text() -> impl Strategy<Value = String> {
     prop_oneof![Just(NAME.to_owned()), Just("*".to_owned()), "\\PC{0,12}", "[a-z.:]{0,16}"]
 }
 
-fn url() -> impl Strategy<Value = String> {
+pub(super) fn url() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => proptest::sample::select(Kind::ALL.to_vec()).prop_map(Kind::url),
         1 => "\\PC{0,20}",
