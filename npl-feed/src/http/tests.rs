@@ -168,7 +168,7 @@ fn open_objects(schema: &Value, place: &str) -> Vec<String> {
     let parts: Vec<(String, &Value)> = match schema {
         Value::Object(fields) => fields.iter().map(|(key, part)| (key.clone(), part)).collect(),
         Value::Array(items) => items.iter().enumerate().map(|(index, part)| (index.to_string(), part)).collect(),
-        _ => Vec::new(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
     };
     own.into_iter()
         .chain(parts.into_iter().flat_map(|(key, part)| open_objects(part, &format!("{place}/{key}"))))
