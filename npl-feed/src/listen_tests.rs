@@ -19,7 +19,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, service::Routes, transport::Channel};
+use tonic::{Code, Request, transport::Channel};
 
 use super::*;
 use crate::{
@@ -183,8 +183,7 @@ async fn xds_with(
     status: Arc<Status>,
 ) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
     let (publisher, published) = watch::channel(None);
-    let service = xds::service(published, status);
-    let mut router = Routes::new(service).into_axum_router();
+    let mut router = xds::router(published, status);
     if let Some(token) = token {
         router = router.layer(middleware::from_fn_with_state(token, Token::check));
     }

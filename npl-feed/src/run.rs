@@ -18,7 +18,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::rustls::ServerConfig;
-use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
@@ -123,8 +122,8 @@ pub async fn serve(
     if let Some(address) = config.xds.0 {
         let listener = bind(address, "xds").await?;
         info!(address = %listener.address()?, "serving xDS");
-        let service = xds::service(published.clone(), Arc::clone(status));
-        tasks.spawn(listener.serve(guarded(Routes::new(service).into_axum_router(), token), None));
+        let router = xds::router(published.clone(), Arc::clone(status));
+        tasks.spawn(listener.serve(guarded(router, token), None));
     }
     if let Some(address) = config.dns.0 {
         let sockets = listen::bind_with(address, &logged, dns::Sockets::bind).await;

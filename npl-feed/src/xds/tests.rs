@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, marker::PhantomData};
 
 use envoy_types::pb::{
     envoy::{
@@ -8,20 +8,54 @@ use envoy_types::pb::{
             cluster::v3::Cluster, core::v3::HealthStatus, endpoint::v3::ClusterLoadAssignment, listener::v3::Listener,
             route::v3::RouteConfiguration,
         },
-        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+        service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse},
     },
     google::{protobuf::Any, rpc::Status as RpcStatus},
 };
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::{delta::Delta, names, resources::Kind, session::Session, sotw::StateOfTheWorld};
+use super::{delta, encode::Reply, names, resources::Kind, session::Session, sotw};
 use crate::core::{
     model::{Change, Pod},
     snapshot::Snapshot,
     state::State,
     tests::{annotation, cluster, pod, service},
 };
+
+type StateOfTheWorld = Decoding<sotw::StateOfTheWorld, DiscoveryResponse>;
+type Delta = Decoding<delta::Delta, DeltaDiscoveryResponse>;
+
+/// A session whose encoded responses are decoded, as a client decodes them.
+#[derive(Default)]
+struct Decoding<S, R> {
+    session: S,
+    response: PhantomData<R>,
+}
+
+struct Handled<R> {
+    kind: &'static str,
+    event: &'static str,
+    response: Option<(&'static str, R)>,
+}
+
+impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
+    fn on_request(&mut self, request: &S::Request, snapshot: &Snapshot) -> Handled<R> {
+        let handled = self.session.on_request(request, snapshot);
+        Handled { kind: handled.kind, event: handled.event, response: handled.response.map(Self::decode) }
+    }
+
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, R)> {
+        self.session.on_snapshot(snapshot).into_iter().map(Self::decode).collect()
+    }
+
+    fn decode((kind, reply): (&'static str, Reply)) -> (&'static str, R) {
+        let message = reply.into_message().concat();
+        let (start, content) = message.split_at(5);
+        assert_eq!(start, [&[0][..], &u32::try_from(content.len()).unwrap().to_be_bytes()].concat());
+        (kind, R::decode(content).unwrap())
+    }
+}
 
 pub(super) const NAME: &str = "web.default:http";
 
@@ -111,6 +145,22 @@ fn a_wildcard_gets_all_clusters_and_no_listener() {
     assert_eq!(names, ["api.default:http", NAME]);
     let (_, response) = session.on_request(&ask(Kind::Listener, &[]), &snapshot).response.unwrap();
     assert!(response.resources.is_empty());
+}
+
+/// The responses to many clients that do not read take little memory, because they share the encoded endpoints.
+#[test]
+fn clients_share_the_encoded_endpoints() {
+    let snapshot = two_services().snapshot();
+    let subscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: vec![NAME.to_owned(), "web.default:80".to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let by_name = sotw::StateOfTheWorld::default().on_request(&ask(Kind::Endpoints, &[NAME]), &snapshot).response;
+    let by_all = delta::Delta::default().on_request(&subscribe, &snapshot).response;
+    let [one, all] = [by_name, by_all].map(|response| response.unwrap().1.into_message());
+    assert_eq!((one.len(), all.len()), (2, 4), "own and shared parts alternate");
+    assert!(all.iter().skip(1).step_by(2).all(|part| part.as_ptr() == one[1].as_ptr() && part.len() > 100));
 }
 
 #[test]
