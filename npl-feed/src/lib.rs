@@ -17,5 +17,6 @@ pub mod listen;
 #[cfg(test)]
 mod panics;
 pub mod run;
+mod stall;
 pub mod status;
 pub mod xds;

@@ -26,7 +26,7 @@ use crate::{
     access::Token,
     core::tests::{annotation, pod, snapshot},
     follow::Publisher,
-    http, xds,
+    http, stall, xds,
 };
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -171,6 +171,27 @@ async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_an
     }
     assert!(get_root(address).await.ends_with('x'));
     task.abort();
+}
+
+/// A client that stops reading must not keep its answer in memory, because each of many clients could have the answer
+/// of another version. A slow client that still reads keeps its connection.
+#[tokio::test(start_paused = true)]
+async fn a_connection_ends_when_the_client_stops_reading() {
+    const BODY: usize = 10_000;
+    let router = Router::new().route("/", routing::get(|| async { "x".repeat(BODY) }));
+    let (mut client, server) = tokio::io::duplex(64);
+    let mut task = tokio::spawn(requests(server, router));
+    client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut buffer = [0; 64];
+    for _ in 0..10 {
+        sleep(stall::LIMIT / 2).await;
+        client.read_exact(&mut buffer).await.unwrap();
+    }
+    assert!(!task.is_finished());
+    let stopped = tokio::time::Instant::now();
+    timeout(PATIENCE, &mut task).await.expect("the connection is still open").unwrap();
+    let waited = stopped.elapsed();
+    assert!(waited >= stall::LIMIT && waited < stall::LIMIT + Duration::from_secs(1), "{waited:?}");
 }
 
 /// Starts an xDS server whose snapshot has two members of `web`, and connects a client to it.
