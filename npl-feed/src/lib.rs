@@ -14,6 +14,9 @@ pub mod follow;
 pub mod http;
 pub mod kube;
 pub mod listen;
+#[cfg(test)]
+mod panics;
 pub mod run;
+mod stall;
 pub mod status;
 pub mod xds;

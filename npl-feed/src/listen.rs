@@ -27,7 +27,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 use tracing::{debug, info, warn};
 
-use crate::{access, status::Status};
+use crate::{access, stall::StallLimit, status::Status};
 
 /// The maximum number of connections from admitted clients to the HTTP interface, and to the xDS interface. Further
 /// connections are closed immediately.
@@ -203,7 +203,7 @@ async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
         .max_concurrent_streams(STREAMS)
         .max_send_buf_size(SEND_BUFFER);
     let service = TowerToHyperService::new(router);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+    if let Err(error) = builder.serve_connection(TokioIo::new(StallLimit::new(stream)), service).await {
         debug!(%error, "a connection ended with an error");
     }
 }

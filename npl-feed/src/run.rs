@@ -18,7 +18,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::rustls::ServerConfig;
-use tonic::service::Routes;
 use tracing::{info, warn};
 
 use crate::{
@@ -55,19 +54,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tasks.spawn(follow::run(changes, config.port_range, config.drain, status, publisher));
 
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let mut signals = async || {
+    let signals = async || {
         tokio::select! {
-            _ = terminate.recv() => config.shutdown_delay,
-            _ = interrupt.recv() => Duration::ZERO,
+            _ = terminate.recv() => Signal::Terminate,
+            _ = interrupt.recv() => Signal::Interrupt,
         }
     };
-    let mut end = pin!(async {
-        let delay = signals().await;
-        if !delay.is_zero() {
-            info!(?delay, "SIGTERM: the feed serves until the Nodes have stopped sending clients to this replica");
-            drop(timeout(delay, signals()).await);
-        }
-    });
+    let mut end = pin!(end_of_service(signals, config.shutdown_delay));
     tokio::select! {
         () = &mut end => {}
         ended = watches.join_next() => anyhow::bail!("a watch ended: {ended:?}; this is a defect, report it"),
@@ -75,6 +68,26 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     }
     info!("the feed ends; load balancers keep the members that they know");
     Ok(())
+}
+
+/// A signal that ends the feed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Signal {
+    /// SIGTERM, which ends the feed after [`Config::shutdown_delay`].
+    Terminate,
+    /// SIGINT, which ends the feed immediately.
+    Interrupt,
+}
+
+/// Waits until the feed has to stop serving: immediately after SIGINT, `delay` after SIGTERM, or immediately after any
+/// signal during the delay. `next` waits for a signal.
+async fn end_of_service(mut next: impl AsyncFnMut() -> Signal, delay: Duration) {
+    if next().await == Signal::Interrupt || delay.is_zero() {
+        return;
+    }
+    info!(?delay, "SIGTERM: the feed serves until the Nodes have stopped sending clients to this replica");
+    // A timeout is no error: the delay has passed without a second signal.
+    drop(timeout(delay, next()).await);
 }
 
 /// Binds all addresses, and starts the interfaces xDS, DNS and HTTP.
@@ -109,8 +122,8 @@ pub async fn serve(
     if let Some(address) = config.xds.0 {
         let listener = bind(address, "xds").await?;
         info!(address = %listener.address()?, "serving xDS");
-        let service = xds::service(published.clone(), Arc::clone(status));
-        tasks.spawn(listener.serve(guarded(Routes::new(service).into_axum_router(), token), None));
+        let router = xds::router(published.clone(), Arc::clone(status));
+        tasks.spawn(listener.serve(guarded(router, token), None));
     }
     if let Some(address) = config.dns.0 {
         let sockets = listen::bind_with(address, &logged, dns::Sockets::bind).await;
@@ -152,4 +165,49 @@ fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receive
         }
     });
     Ok(receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const DELAY: Duration = Duration::from_secs(10);
+
+    /// Returns how long the feed serves. Each signal arrives at the given time after the start of the feed.
+    async fn serving_time(signals: &[(Duration, Signal)], delay: Duration) -> Duration {
+        let started = Instant::now();
+        let mut signals = signals.iter();
+        let next = async || match signals.next() {
+            Some((at, signal)) => {
+                tokio::time::sleep_until(started + *at).await;
+                *signal
+            }
+            None => pending().await,
+        };
+        end_of_service(next, delay).await;
+        started.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_feed_serves_until_the_delay_after_sigterm_has_passed() {
+        const AT: Duration = Duration::from_mins(1);
+        for delay in [Duration::ZERO, Duration::from_millis(1), DELAY, Duration::from_hours(1)] {
+            assert_eq!(serving_time(&[(AT, Signal::Terminate)], delay).await, AT + delay);
+        }
+        assert_eq!(serving_time(&[(AT, Signal::Interrupt)], DELAY).await, AT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_signal_ends_the_delay() {
+        let [first, second] = [2, 5].map(Duration::from_secs);
+        for signal in [Signal::Terminate, Signal::Interrupt] {
+            assert_eq!(serving_time(&[(first, Signal::Terminate), (second, signal)], DELAY).await, second);
+        }
+        let late = [(first, Signal::Terminate), (first + 2 * DELAY, Signal::Terminate)];
+        assert_eq!(serving_time(&late, DELAY).await, first + DELAY);
+    }
 }

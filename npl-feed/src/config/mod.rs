@@ -196,6 +196,12 @@ mod tests {
     }
 
     #[test]
+    fn the_shutdown_delay_may_be_zero() {
+        assert_eq!(parse(&[]).unwrap().shutdown_delay, Duration::from_secs(10));
+        assert_eq!(parse(&["--shutdown-delay", "0s"]).unwrap().shutdown_delay, Duration::ZERO);
+    }
+
+    #[test]
     fn refused_values_are_named_with_an_example() {
         for (flag, value, expected) in [
             ("--xds", "8080", "is not an address with a port: give for example [::]:8080"),

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use npl_agent::core::model::{ObjectKey, Protocol, ServiceKey};
@@ -112,7 +112,29 @@ pub struct Group {
     pub members: Vec<Member>,
     /// The digest of the group's key, name and members.
     pub version: Version,
+    /// The encoded members, which all xDS clients share.
+    pub encoded: Memo,
 }
+
+/// Bytes that are computed from a group at their first use, and kept as long as the group. The bytes are no content of
+/// their own, so all memos are equal.
+#[derive(Debug, Clone, Default)]
+pub struct Memo(OnceLock<Arc<[u8]>>);
+
+impl Memo {
+    /// Returns the bytes, which `compute` computes at the first use.
+    pub fn get(&self, compute: impl FnOnce() -> Vec<u8>) -> Arc<[u8]> {
+        Arc::clone(self.0.get_or_init(|| compute().into()))
+    }
+}
+
+impl PartialEq for Memo {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Memo {}
 
 impl Group {
     /// Creates a group: sorts the members and computes the version.
@@ -128,7 +150,7 @@ impl Group {
             let condition = condition.as_str();
             let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
-        Self { key, name, members, version: Version::of(content.as_bytes()) }
+        Self { key, name, members, version: Version::of(content.as_bytes()), encoded: Memo::default() }
     }
 
     /// Returns the name of the Service port, or the port's number if the port has no name.

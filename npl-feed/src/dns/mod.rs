@@ -6,6 +6,8 @@ mod tcp;
 mod zone;
 
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod limits_tests;
 #[cfg(test)]
 mod tests;

@@ -105,39 +105,80 @@ async fn the_members_of_a_service_have_names_in_each_interface() {
     assert_eq!(scene.json(&names.http).await["members"].as_array().unwrap().len(), read.ports[0].members.len());
 }
 
+/// Requests a path of the description so that the answer has this status code.
+async fn provoke(path: &str, status: &str) -> Response {
+    let path = path.replace("{name}", "web.default").replace("{namespace}", "default").replace("{port}", "80");
+    let existing = path.replace("{service}", "web");
+    let scene = Scene::new((status == "401").then_some("secret"));
+    match status {
+        "200" | "401" => scene.get(&existing).await,
+        "304" => {
+            let etag = header_of(&scene.get(&existing).await, "etag");
+            scene.send(Request::get(existing).header("if-none-match", etag).body(Body::empty()).unwrap()).await
+        }
+        "400" => scene.get(&format!("{existing}?wait=soon")).await,
+        "404" => scene.get(&path.replace("{service}", "none")).await,
+        "503" => {
+            scene.publisher.send_replace(None);
+            scene.get(&existing).await
+        }
+        _ => panic!("{path}: this test cannot provoke an answer with the status code {status}"),
+    }
+}
+
+/// Checks the type and the body of an answer. `response` is a part of the description.
+async fn expect_described(description: &Value, response: &Value, answer: Response, request: &str) {
+    let Some(contents) = response["content"].as_object() else {
+        return assert_eq!(text(answer).await, "", "{request}: the description has no content");
+    };
+    let (kind, content) = contents.iter().next().unwrap();
+    assert!(header_of(&answer, "content-type").starts_with(kind.as_str()), "{request}");
+    let body = text(answer).await;
+    let mut schema = content["schema"].clone();
+    schema["components"] = description["components"].clone();
+    let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
+    compiler.add_resource("answer.json", schema).unwrap();
+    let index = compiler.compile("answer.json", &mut schemas).unwrap();
+    let value = if kind == "application/json" { serde_json::from_str(&body).unwrap() } else { json!(body) };
+    let valid = schemas.validate(&value, index);
+    assert!(valid.is_ok(), "{request}: {body}: {valid:?}");
+}
+
+/// The schemas are closed, so this test also checks that answers contain nothing but addresses, ports, names and
+/// conditions.
 #[tokio::test]
 async fn every_answer_conforms_to_the_openapi_description() {
-    let scene = Scene::new(None);
     let description: Value = serde_json::from_str(OPENAPI).unwrap();
-    let mut checked = 0;
+    let mut seen = BTreeSet::new();
     for (path, item) in description["paths"].as_object().unwrap() {
         for (status, response) in item["get"]["responses"].as_object().unwrap() {
-            let real = path.replace("{name}", "web.default").replace("{namespace}", "default").replace("{port}", "80");
-            let (real, query) = match status.as_str() {
-                "200" => (real.replace("{service}", "web"), ""),
-                "400" => (real.replace("{service}", "web"), "?wait=soon"),
-                "404" => (real.replace("{service}", "none"), ""),
-                _ => continue,
-            };
-            let answer = scene.get(&format!("{real}{query}")).await;
-            assert_eq!(answer.status().as_str(), status, "{real}{query}");
-            let (kind, content) = response["content"].as_object().unwrap().iter().next().unwrap();
-            assert!(header_of(&answer, "content-type").starts_with(kind.as_str()), "{real}");
-            let body = text(answer).await;
-            if kind == "application/json" {
-                let mut schema = content["schema"].clone();
-                schema["components"] = description["components"].clone();
-                let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
-                compiler.add_resource("answer.json", schema).unwrap();
-                let index = compiler.compile("answer.json", &mut schemas).unwrap();
-                let value = serde_json::from_str(&body).unwrap();
-                let valid = schemas.validate(&value, index);
-                assert!(valid.is_ok(), "{real}: {body}: {valid:?}");
-                checked += 1;
-            }
+            let answer = provoke(path, status).await;
+            assert_eq!(answer.status().as_str(), status, "{path}");
+            expect_described(&description, response, answer, &format!("{path}, {status}")).await;
+            seen.insert(status.as_str());
         }
     }
-    assert!(checked > 12, "{checked}");
+    assert_eq!(seen, BTreeSet::from(["200", "304", "400", "401", "404", "503"]));
+}
+
+/// Returns the locations in a schema at which objects may have properties that the schema does not name.
+fn open_objects(schema: &Value, place: &str) -> Vec<String> {
+    let is_open = schema["type"] == "object" && schema.get("additionalProperties").is_none_or(|it| *it == true);
+    let own = is_open.then(|| place.to_owned());
+    let parts: Vec<(String, &Value)> = match schema {
+        Value::Object(fields) => fields.iter().map(|(key, part)| (key.clone(), part)).collect(),
+        Value::Array(items) => items.iter().enumerate().map(|(index, part)| (index.to_string(), part)).collect(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Vec::new(),
+    };
+    own.into_iter()
+        .chain(parts.into_iter().flat_map(|(key, part)| open_objects(part, &format!("{place}/{key}"))))
+        .collect()
+}
+
+#[test]
+fn the_schemas_of_the_description_are_closed() {
+    let description: Value = serde_json::from_str(OPENAPI).unwrap();
+    assert_eq!(open_objects(&description["components"]["schemas"], ""), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource};
+use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
 use super::{
+    encode::Reply,
     resources::{self, Kind},
     session::{Handled, MOST_NAMES, Session, answer},
 };
@@ -69,9 +70,8 @@ impl Subscription {
 
 impl Session for Delta {
     type Request = DeltaDiscoveryRequest;
-    type Response = DeltaDiscoveryResponse;
 
-    fn on_request(&mut self, request: &DeltaDiscoveryRequest, snapshot: &Snapshot) -> Handled<DeltaDiscoveryResponse> {
+    fn on_request(&mut self, request: &DeltaDiscoveryRequest, snapshot: &Snapshot) -> Handled {
         let Some(kind) = Kind::of_url(&request.type_url) else {
             return Handled { kind: "unknown", event: "unknown_type", response: None };
         };
@@ -85,7 +85,7 @@ impl Session for Delta {
         Handled { kind: kind.as_str(), event, response }
     }
 
-    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, DeltaDiscoveryResponse)> {
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Reply)> {
         let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
         let mut responses = Vec::new();
         for kind in subscribed {
@@ -98,24 +98,18 @@ impl Session for Delta {
 impl Delta {
     /// Returns a response with the resources whose versions differ from the client's versions. If `is_due`, returns a
     /// response even without changes, so that a client with a wildcard subscription knows that it has all resources.
-    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DeltaDiscoveryResponse> {
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);
-        let mut resources = Vec::new();
+        let mut changed = Vec::new();
         for (name, version) in &wanted {
             let version = version.to_string();
             if subscription.known.get(name) == Some(&version) {
                 continue;
             }
-            if let Some((_, resource)) = resources::resource(kind, name, snapshot) {
-                let (name, resource) = (name.clone(), Some(resource));
-                resources.push(Resource {
-                    name: name.clone(),
-                    version: version.clone(),
-                    resource,
-                    ..Resource::default()
-                });
-                subscription.known.insert(name, version);
+            if let Some(resource) = resources::resource(kind, name, snapshot) {
+                changed.push((name, version.clone(), resource));
+                subscription.known.insert(name.clone(), version);
             }
         }
         let mut removed: Vec<String> =
@@ -127,17 +121,20 @@ impl Delta {
         }
         subscription.known.retain(|name, _| wanted.contains_key(name));
         subscription.absent.retain(|name| !wanted.contains_key(name));
-        if resources.is_empty() && removed.is_empty() && !is_due {
+        if changed.is_empty() && removed.is_empty() && !is_due {
             return None;
         }
         self.responses += 1;
-        Some(DeltaDiscoveryResponse {
+        let mut reply = Reply::new(&DeltaDiscoveryResponse {
             system_version_info: snapshot.version().to_string(),
-            resources,
             type_url: kind.url(),
             removed_resources: removed,
             nonce: self.responses.to_string(),
             ..DeltaDiscoveryResponse::default()
-        })
+        });
+        for (name, version, resource) in changed {
+            reply.push_named(name, &version, resource);
+        }
+        Some(reply)
     }
 }

@@ -3,27 +3,39 @@
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
 //! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a
-//! slow client.
+//! slow client. All responses share the encoded endpoints of a Service port.
 
 mod delta;
+mod encode;
 mod names;
 mod resources;
 mod session;
 mod sotw;
 
 #[cfg(test)]
+mod served_tests;
+#[cfg(test)]
 mod tests;
 
-use std::{pin::Pin, sync::Arc};
+use std::{convert::Infallible, marker::PhantomData, sync::Arc};
 
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-    aggregated_discovery_service_server::{AggregatedDiscoveryService, AggregatedDiscoveryServiceServer},
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, header},
+    response::{IntoResponse as _, Response},
+    routing::post,
 };
-use futures::{Stream, StreamExt as _};
+use futures::{StreamExt as _, stream};
+use http_body_util::StreamBody;
+use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Streaming};
+use tonic::{
+    Streaming,
+    codec::{DecodeBuf, Decoder},
+};
 
 pub use self::names::of as cluster_name;
 use self::{delta::Delta, session::Session, sotw::StateOfTheWorld};
@@ -31,49 +43,59 @@ use crate::{follow::Published, status::Status};
 
 /// The maximum size of a request in bytes, enough for a list of some ten thousand names.
 const LARGEST_REQUEST: usize = 1024 * 1024;
+/// The paths of the two methods of the gRPC service.
+const STATE_OF_THE_WORLD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-/// The responses of one xDS stream.
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
-
-/// The aggregated discovery service (ADS), for both variants of xDS.
+/// The state that all streams share.
 #[derive(Debug, Clone)]
-pub struct Discovery {
+struct Discovery {
     published: Published,
     status: Arc<Status>,
 }
 
-/// Creates the gRPC service of aggregated discovery.
-pub fn service(published: Published, status: Arc<Status>) -> AggregatedDiscoveryServiceServer<Discovery> {
-    AggregatedDiscoveryServiceServer::new(Discovery { published, status })
-        .max_decoding_message_size(LARGEST_REQUEST)
-        .max_encoding_message_size(usize::MAX)
+/// Returns the routes of the aggregated discovery service (ADS), for both variants of xDS.
+///
+/// The feed does not use tonic's server: it would copy each response into a buffer of its own, so clients that do not
+/// read their responses would take much memory.
+pub fn router(published: Published, status: Arc<Status>) -> Router {
+    Router::new()
+        .route(STATE_OF_THE_WORLD, post(open::<StateOfTheWorld>))
+        .route(DELTA, post(open::<Delta>))
+        .fallback(|| async { unimplemented("the feed serves only aggregated discovery") })
+        .with_state(Discovery { published, status })
 }
 
-#[tonic::async_trait]
-impl AggregatedDiscoveryService for Discovery {
-    type StreamAggregatedResourcesStream = Answers<DiscoveryResponse>;
-    type DeltaAggregatedResourcesStream = Answers<DeltaDiscoveryResponse>;
-
-    async fn stream_aggregated_resources(
-        &self,
-        request: Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, tonic::Status> {
-        Ok(Response::new(self.start::<StateOfTheWorld>(request.into_inner())))
-    }
-
-    async fn delta_aggregated_resources(
-        &self,
-        request: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, tonic::Status> {
-        Ok(Response::new(self.start::<Delta>(request.into_inner())))
-    }
+fn unimplemented(reason: &str) -> Response {
+    tonic::Status::unimplemented(reason).into_http()
 }
 
-impl Discovery {
-    fn start<S: Session>(&self, requests: Streaming<S::Request>) -> Answers<S::Response> {
-        let (sender, receiver) = mpsc::channel(1);
-        tokio::spawn(serve::<S>(requests, self.published.clone(), Arc::clone(&self.status), sender));
-        ReceiverStream::new(receiver).boxed()
+/// Opens a stream.
+async fn open<S: Session>(State(discovery): State<Discovery>, request: Request) -> Response {
+    if request.headers().get("grpc-encoding").is_some_and(|encoding| encoding != "identity") {
+        return unimplemented("the feed reads no compressed requests");
+    }
+    let decoder = RequestDecoder::<S::Request>(PhantomData);
+    let requests = Streaming::new_request(decoder, request.into_body(), None, Some(LARGEST_REQUEST));
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(serve::<S>(requests, discovery.published, discovery.status, sender));
+    let parts = ReceiverStream::new(receiver).flat_map(stream::iter).map(Frame::data);
+    let success =
+        HeaderMap::from_iter([(header::HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
+    let frames = parts.chain(stream::iter([Frame::trailers(success)])).map(Ok::<_, Infallible>);
+    ([(header::CONTENT_TYPE, GRPC)], Body::new(StreamBody::new(frames))).into_response()
+}
+
+/// Decodes the requests of a stream.
+struct RequestDecoder<T>(PhantomData<T>);
+
+impl<T: prost::Message + Default> Decoder for RequestDecoder<T> {
+    type Item = T;
+    type Error = tonic::Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<T>, tonic::Status> {
+        T::decode(buffer).map(Some).map_err(|error| tonic::Status::internal(error.to_string()))
     }
 }
 
@@ -97,7 +119,7 @@ async fn serve<S: Session>(
     mut requests: Streaming<S::Request>,
     mut published: Published,
     status: Arc<Status>,
-    sender: mpsc::Sender<Result<S::Response, tonic::Status>>,
+    sender: mpsc::Sender<Vec<Bytes>>,
 ) {
     let _open = OpenStream::new(&status);
     let mut session = S::default();
@@ -137,7 +159,7 @@ async fn serve<S: Session>(
         };
         for (kind, response) in responses {
             status.count_xds(kind, "sent");
-            if sender.send(Ok(response)).await.is_err() {
+            if sender.send(response.into_message()).await.is_err() {
                 return;
             }
         }

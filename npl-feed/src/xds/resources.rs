@@ -7,6 +7,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use axum::body::Bytes;
 use envoy_types::{
     pb::{
         envoy::{
@@ -47,7 +48,7 @@ use envoy_types::{
 use npl_agent::core::model::{ObjectKey, Protocol};
 use prost::{Message as _, Name as _};
 
-use super::names;
+use super::{encode::Encoded, names};
 use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version, WEIGHT};
 
 /// A resource type of xDS.
@@ -97,20 +98,24 @@ impl Kind {
     }
 }
 
-/// Builds the resource with this name, and returns it with its version; `None` if the resource does not exist.
+/// Builds and encodes the resource with this name; `None` if the resource does not exist.
 ///
 /// If a Service port does not exist, the resource of its endpoints is an empty assignment. Without the empty
 /// assignment, a client would wait for an assignment, or keep the last members of a removed Service.
-pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<(Version, Any)> {
+pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Encoded> {
     let group = names::find(snapshot, name);
-    let version = version_of(kind, name, group)?;
-    let resource = match kind {
-        Kind::Cluster => cluster(name),
-        Kind::Listener => listener(name),
-        Kind::Routes => routes(name),
-        Kind::Endpoints => endpoints(name, group),
+    version_of(kind, name, group)?;
+    let (head, shared) = match kind {
+        Kind::Cluster => (cluster(name).value, Bytes::new()),
+        Kind::Listener => (listener(name).value, Bytes::new()),
+        Kind::Routes => (routes(name).value, Bytes::new()),
+        Kind::Endpoints => {
+            // An encoded message followed by further fields is an encoding of the message with these fields.
+            let named = ClusterLoadAssignment { cluster_name: name.to_owned(), ..ClusterLoadAssignment::default() };
+            (named.encode_to_vec(), group.map(endpoints).unwrap_or_default())
+        }
     };
-    Some((version, resource))
+    Some(Encoded { type_url: kind.url(), head, shared })
 }
 
 /// Returns the version of a resource without building the resource.
@@ -243,8 +248,10 @@ fn routes(name: &str) -> Any {
     pack_any(RouteConfiguration { name: name.to_owned(), virtual_hosts: vec![host], ..RouteConfiguration::default() })
 }
 
-fn endpoints(name: &str, group: Option<&Arc<Group>>) -> Any {
-    pack_any(assignment(name, group, |member| Some(metadata(member))))
+/// Encodes the endpoints of a Service port, without the name of the assignment: all names of the port share the bytes.
+fn endpoints(group: &Arc<Group>) -> Bytes {
+    let encode = || assignment("", Some(group), |member| Some(metadata(member))).encode_to_vec();
+    Bytes::from_owner(group.encoded.get(encode))
 }
 
 fn assignment(

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The code that both variants of xDS share: state of the world and delta.
 
+use super::encode::Reply;
 use crate::core::snapshot::Snapshot;
 
 /// The result of a request to a session: the resource type and the event for the metrics and, if a response must be
 /// sent, the response.
 #[derive(Debug)]
-pub(super) struct Handled<R> {
+pub(super) struct Handled {
     /// The short name of the resource type.
     pub(super) kind: &'static str,
     /// The event for the metrics: `subscribe`, `ack`, `nack`, `stale` or `unknown_type`.
     pub(super) event: &'static str,
-    pub(super) response: Option<(&'static str, R)>,
+    pub(super) response: Option<(&'static str, Reply)>,
 }
 
 /// The state machine of one xDS stream.
 pub(super) trait Session: Default + Send + 'static {
-    type Request: Default + Send + 'static;
-    type Response: Send + 'static;
+    type Request: prost::Message + Default + 'static;
 
-    fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled<Self::Response>;
+    fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled;
     /// Returns the responses to send after a new snapshot, in the order in which a client needs them.
-    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Self::Response)>;
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Reply)>;
 }
 
 /// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 
 use super::{
+    encode::Reply,
     resources::{self, Kind},
     session::{Handled, MOST_NAMES, Session, answer},
 };
@@ -55,9 +56,8 @@ impl Subscription {
 
 impl Session for StateOfTheWorld {
     type Request = DiscoveryRequest;
-    type Response = DiscoveryResponse;
 
-    fn on_request(&mut self, request: &DiscoveryRequest, snapshot: &Snapshot) -> Handled<DiscoveryResponse> {
+    fn on_request(&mut self, request: &DiscoveryRequest, snapshot: &Snapshot) -> Handled {
         let Some(kind) = Kind::of_url(&request.type_url) else {
             return Handled { kind: "unknown", event: "unknown_type", response: None };
         };
@@ -74,7 +74,7 @@ impl Session for StateOfTheWorld {
         Handled { kind: kind.as_str(), event, response: response.map(|response| (kind.as_str(), response)) }
     }
 
-    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, DiscoveryResponse)> {
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Reply)> {
         let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
         let mut responses = Vec::new();
         for kind in subscribed {
@@ -87,7 +87,7 @@ impl Session for StateOfTheWorld {
 impl StateOfTheWorld {
     /// Returns a response if a subscribed resource is new or has changed, if a subscribed cluster or listener was
     /// removed, or if `is_due` is true; otherwise returns `None`.
-    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<DiscoveryResponse> {
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply> {
         let subscription = self.subscriptions.get_mut(&kind)?;
         let wanted = subscription.wanted(kind, snapshot);
         let is_changed = |(name, version): &(&String, &Version)| subscription.sent.get(*name) != Some(*version);
@@ -97,17 +97,18 @@ impl StateOfTheWorld {
             return None;
         }
         let names: Vec<&String> = if kind.is_complete() || is_due { wanted.keys().collect() } else { changed };
-        let resources = names.into_iter().filter_map(|name| resources::resource(kind, name, snapshot));
-        let resources = resources.map(|(_, resource)| resource).collect();
-        subscription.sent = wanted;
         self.responses += 1;
         subscription.nonce = self.responses.to_string();
-        Some(DiscoveryResponse {
+        let mut reply = Reply::new(&DiscoveryResponse {
             version_info: snapshot.version().to_string(),
-            resources,
             type_url: kind.url(),
             nonce: subscription.nonce.clone(),
             ..DiscoveryResponse::default()
-        })
+        });
+        for resource in names.into_iter().filter_map(|name| resources::resource(kind, name, snapshot)) {
+            reply.push(resource);
+        }
+        subscription.sent = wanted;
+        Some(reply)
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, marker::PhantomData};
 
 use envoy_types::pb::{
     envoy::{
@@ -8,14 +8,14 @@ use envoy_types::pb::{
             cluster::v3::Cluster, core::v3::HealthStatus, endpoint::v3::ClusterLoadAssignment, listener::v3::Listener,
             route::v3::RouteConfiguration,
         },
-        service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+        service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse},
     },
     google::{protobuf::Any, rpc::Status as RpcStatus},
 };
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::{delta::Delta, names, resources::Kind, session::Session, sotw::StateOfTheWorld};
+use super::{delta, encode::Reply, names, resources::Kind, session::Session, sotw};
 use crate::core::{
     model::{Change, Pod},
     snapshot::Snapshot,
@@ -23,9 +23,43 @@ use crate::core::{
     tests::{annotation, cluster, pod, service},
 };
 
-const NAME: &str = "web.default:http";
+type StateOfTheWorld = Decoding<sotw::StateOfTheWorld, DiscoveryResponse>;
+type Delta = Decoding<delta::Delta, DeltaDiscoveryResponse>;
 
-fn pods() -> Vec<Pod> {
+/// A session whose encoded responses are decoded, as a client decodes them.
+#[derive(Default)]
+struct Decoding<S, R> {
+    session: S,
+    response: PhantomData<R>,
+}
+
+struct Handled<R> {
+    kind: &'static str,
+    event: &'static str,
+    response: Option<(&'static str, R)>,
+}
+
+impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
+    fn on_request(&mut self, request: &S::Request, snapshot: &Snapshot) -> Handled<R> {
+        let handled = self.session.on_request(request, snapshot);
+        Handled { kind: handled.kind, event: handled.event, response: handled.response.map(Self::decode) }
+    }
+
+    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, R)> {
+        self.session.on_snapshot(snapshot).into_iter().map(Self::decode).collect()
+    }
+
+    fn decode((kind, reply): (&'static str, Reply)) -> (&'static str, R) {
+        let message = reply.into_message().concat();
+        let (start, content) = message.split_at(5);
+        assert_eq!(start, [&[0][..], &u32::try_from(content.len()).unwrap().to_be_bytes()].concat());
+        (kind, R::decode(content).unwrap())
+    }
+}
+
+pub(super) const NAME: &str = "web.default:http";
+
+pub(super) fn pods() -> Vec<Pod> {
     vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61000)), pod("b", "n2", &annotation(8080, "192.0.2.2", 61000))]
 }
 
@@ -113,6 +147,22 @@ fn a_wildcard_gets_all_clusters_and_no_listener() {
     assert!(response.resources.is_empty());
 }
 
+/// The responses to many clients that do not read take little memory, because they share the encoded endpoints.
+#[test]
+fn clients_share_the_encoded_endpoints() {
+    let snapshot = two_services().snapshot();
+    let subscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: vec![NAME.to_owned(), "web.default:80".to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let by_name = sotw::StateOfTheWorld::default().on_request(&ask(Kind::Endpoints, &[NAME]), &snapshot).response;
+    let by_all = delta::Delta::default().on_request(&subscribe, &snapshot).response;
+    let [one, all] = [by_name, by_all].map(|response| response.unwrap().1.into_message());
+    assert_eq!((one.len(), all.len()), (2, 4), "own and shared parts alternate");
+    assert!(all.iter().skip(1).step_by(2).all(|part| part.as_ptr() == one[1].as_ptr() && part.len() > 100));
+}
+
 #[test]
 fn one_changed_service_pushes_one_resource() {
     let mut state = two_services();
@@ -189,6 +239,34 @@ fn an_ack_and_a_nack_are_not_answered_and_a_stale_nonce_is_ignored() {
 }
 
 #[test]
+fn delta_does_not_answer_an_ack_or_a_nack_and_pushes_the_next_change() {
+    let mut state = two_services();
+    let snapshot = state.snapshot();
+    let mut session = Delta::default();
+    let subscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: vec![NAME.to_owned()],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let handled = session.on_request(&subscribe, &snapshot);
+    let (_, response) = handled.response.unwrap();
+    assert_eq!((handled.event, response.resources.len()), ("subscribe", 1));
+    let ack = DeltaDiscoveryRequest {
+        type_url: response.type_url,
+        response_nonce: response.nonce,
+        ..DeltaDiscoveryRequest::default()
+    };
+    let nack = DeltaDiscoveryRequest { error_detail: Some(RpcStatus::default()), ..ack.clone() };
+    let handled = session.on_request(&nack, &snapshot);
+    assert_eq!((handled.kind, handled.event), ("eds", "nack"));
+    assert!(handled.response.is_none() && session.on_snapshot(&snapshot).is_empty(), "the content is not sent again");
+    let pushed = session.on_snapshot(&without_b(&mut state));
+    assert_eq!(pushed.iter().map(|(kind, it)| (*kind, it.resources.len())).collect::<Vec<_>>(), [("eds", 1)]);
+    let handled = session.on_request(&ack, &state.snapshot());
+    assert_eq!((handled.event, handled.response.is_some()), ("ack", false));
+}
+
+#[test]
 fn a_service_that_is_removed_has_empty_endpoints_and_no_cluster() {
     let mut state = two_services();
     let before = state.snapshot();
@@ -236,11 +314,11 @@ fn delta_reports_absent_names_once_and_keeps_what_a_client_has_after_a_reconnect
     assert!(session.on_request(&unsubscribe, &snapshot).response.is_none());
 }
 
-fn text() -> impl Strategy<Value = String> {
+pub(super) fn text() -> impl Strategy<Value = String> {
     prop_oneof![Just(NAME.to_owned()), Just("*".to_owned()), "\\PC{0,12}", "[a-z.:]{0,16}"]
 }
 
-fn url() -> impl Strategy<Value = String> {
+pub(super) fn url() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => proptest::sample::select(Kind::ALL.to_vec()).prop_map(Kind::url),
         1 => "\\PC{0,20}",

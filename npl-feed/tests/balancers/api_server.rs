@@ -134,12 +134,12 @@ impl ControlPlane {
         path
     }
 
-    fn start_feed(&self) -> Running {
+    fn start_feed(&self, shutdown_delay: &str) -> Running {
         let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
         // The feed listens on IPv4 addresses, because this machine's kernel may have no IPv6.
         command
             .args(["--http", "0.0.0.0:8080", "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])
-            .args(["--shutdown-delay", "1h"])
+            .args(["--shutdown-delay", shutdown_delay])
             .arg("--kubeconfig")
             .arg(self.kubeconfig());
         start(&self.folder, "npl-feed", &mut command)
@@ -234,6 +234,25 @@ fn a_replica_serves_after_sigterm_until_a_second_sigterm(mut feed: Running, plan
     assert!(status.success(), "{status}\n{}", plane.log());
 }
 
+fn without_a_delay_a_replica_ends_at_the_first_sigterm(plane: &ControlPlane) {
+    let mut feed = plane.start_feed("0s");
+    expect(&["a:61000 serving", "c:61002 serving", "d:61003 serving"], plane);
+    feed.terminate();
+    let status = until("end of the feed", || feed.0.try_wait().unwrap());
+    assert!(status.success() && !plane.log().contains("SIGTERM"), "{status}\n{}", plane.log());
+}
+
+/// Waits until the feed's metrics contain this line.
+fn expect_metric(line: &str) {
+    until(line, || get("/metrics")?.1.lines().any(|metric| metric == line).then_some(()));
+}
+
+fn expect_watches_failing(is_failing: bool) {
+    for subject in ["pods", "services", "nodes"] {
+        expect_metric(&format!("npl_feed_watch_failing{{subject=\"{subject}\"}} {}", u8::from(is_failing)));
+    }
+}
+
 #[test]
 fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
     network::inside("api_server::a_real_api_server_is_followed_with_the_rights_of_the_manifest", || {
@@ -252,7 +271,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         plane.kubectl(&["create", "--filename", "-"], Some(&service));
         plane.create_pod("a", 61000);
 
-        let feed = plane.start_feed();
+        let feed = plane.start_feed("1h");
         expect(&["a:61000 serving"], &plane);
         until("readiness without an outage", || get("/readyz").filter(|answer| *answer == (200, "ok\n".to_owned())));
         the_plugin_for_kubectl_reads_the_answers_through_the_proxy(&plane);
@@ -263,6 +282,7 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         plane.kubectl(&["annotate", "pod", "a", "--overwrite", "nodeportlocal.antrea.io=[{}]"], None);
         expect(&["a:61000 draining", "b:61001 draining"], &plane);
         assert!(plane.log().contains("reasons=\"malformed=1\""), "{}", plane.log());
+        expect_metric("npl_feed_left_out_entries{reason=\"malformed\"} 1");
         plane.kubectl(&["delete", "pod", "b", "--force", "--grace-period=0"], None);
         expect(&["a:61000 draining"], &plane);
         plane.kubectl(
@@ -270,17 +290,22 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
             None,
         );
         expect(&["a:61000 serving"], &plane);
+        expect_metric("npl_feed_left_out_entries{reason=\"malformed\"} 0");
 
+        expect_watches_failing(false);
         plane.api_server = None;
         let readiness =
             until("report of the outage", || get("/readyz").filter(|(_, text)| text.starts_with("ok, but")));
         assert_eq!(readiness.0, 200);
+        expect_watches_failing(true);
         assert_eq!(members(), ["a:61000 serving"]);
         plane.start_api_server();
         plane.create_pod("c", 61002);
         expect(&["a:61000 serving", "c:61002 serving"], &plane);
         until("end of the outage", || get("/readyz").filter(|(_, text)| text == "ok\n"));
+        expect_watches_failing(false);
         a_replica_serves_after_sigterm_until_a_second_sigterm(feed, &plane);
+        without_a_delay_a_replica_ends_at_the_first_sigterm(&plane);
         let folder = plane.folder.clone();
         // etcd and the API server are stopped first, because they could create files in the folder while it is removed.
         drop(plane);

@@ -39,10 +39,10 @@ fn query() -> Vec<u8> {
 }
 
 /// Opens a connection whose small receive window is full after few answers.
-async fn connect_with_small_window() -> TcpStream {
+pub(crate) async fn connect_with_small_window(address: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
-    let stream = socket.connect(DNS.parse().unwrap()).await.unwrap().into_std().unwrap();
+    let stream = socket.connect(address.parse().unwrap()).await.unwrap().into_std().unwrap();
     stream.set_nonblocking(false).unwrap();
     stream
 }
@@ -74,7 +74,7 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
         let runtime = Runtime::new().unwrap();
         let silent: Vec<TcpStream> = (0..SILENT)
             .map(|_| {
-                let mut stream = runtime.block_on(connect_with_small_window());
+                let mut stream = runtime.block_on(connect_with_small_window(DNS));
                 // An error is ignored: the feed stops reading queries while its answers are not read, and may close the
                 // connection.
                 drop(stream.write_all(&queries));

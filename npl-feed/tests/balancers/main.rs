@@ -23,6 +23,7 @@ mod load;
 mod memory;
 mod network;
 mod scene;
+mod slow;
 mod tls;
 
 use npl_testkit::load_balancers::{CADDY, ENVOY, HAPROXY, LoadBalancer, NGINX, TRAEFIK};

@@ -21,7 +21,7 @@ use crate::{
 };
 
 const MEMBERS: usize = 10_000;
-const SERVICES: usize = 100;
+pub(crate) const SERVICES: usize = 100;
 const NODES: usize = 100;
 /// The upper limit of the resident memory, in KiB.
 pub(crate) const LIMIT: u64 = 40 * 1024;
@@ -32,6 +32,7 @@ const IDLE_LIMIT: Duration = OBSERVED.checked_div(100).unwrap();
 /// feed are tens of seconds long, so its threads rarely wake up.
 const MOST_WAITS: u64 = 20;
 pub(crate) const DNS: &str = "127.0.0.1:5353";
+pub(crate) const XDS: &str = "127.0.0.1:18000";
 const API_SERVER: &str = "127.0.0.1:6443";
 
 /// An object with the metadata that the API server sends and the feed does not use.
@@ -175,11 +176,18 @@ impl LargeCluster {
         // The soft limit of open files is that of container runtimes; the feed must raise the limit itself.
         let mut command = Command::new("prlimit");
         command.args(["--nofile=1024:", env!("CARGO_BIN_EXE_npl-feed")]);
-        command.args(["--http", FEED, "--xds", "127.0.0.1:18000", "--dns", DNS]);
+        command.args(["--http", FEED, "--xds", XDS, "--dns", DNS]);
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");
         api_server::until("all members", || api_server::get("/metrics").filter(|(_, text)| text.contains(&expected)));
         Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, folder }
+    }
+
+    /// The largest resident memory that the feed has had, in KiB. In a debug build, without the pages of the program's
+    /// file.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        let [peak, file] = ["VmHWM", "RssFile"].map(|name| field(&self.process, name));
+        if cfg!(debug_assertions) { peak.saturating_sub(file) } else { peak }
     }
 
     /// Waits until the feed uses at most `limit` KiB. After its first snapshot, the feed returns the memory of the

@@ -5,9 +5,13 @@ use std::net::IpAddr;
 
 use npl_agent::core::model::NodePort;
 use proptest::{prelude::*, sample::select};
+use serde_json::Value;
 
 use super::*;
-use crate::core::members::members;
+use crate::core::{
+    members::members,
+    snapshot::{Condition, PortKey},
+};
 
 const NODES: [(&str, &str); 3] = [("n1", "192.0.2.1"), ("n2", "192.0.2.2"), ("n3", "192.0.2.3")];
 
@@ -64,6 +68,29 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
+/// The time that passes before a change, in milliseconds: none, a part of the drain time, or the whole drain time.
+fn passed() -> impl Strategy<Value = u64> {
+    prop_oneof![2 => Just(0), 3 => 0..DRAIN, 1 => Just(DRAIN)]
+}
+
+/// An entry of an annotation: the Pod's port, and the node address, node port and protocol that lead to it.
+type Named = (u16, IpAddr, u16, Protocol);
+
+/// Reads the entries of a Pod's current annotation, without the code that the test checks.
+fn named(pod: &Pod) -> Vec<Named> {
+    let text = pod.object.annotation.as_deref().unwrap_or_default();
+    let annotation: Value = serde_json::from_str(text).unwrap_or_default();
+    let entries = annotation.as_array().into_iter().flatten();
+    let port = |entry: &Value, key: &str| u16::try_from(entry[key].as_u64()?).ok();
+    let text = |entry: &Value, key: &str| entry[key].as_str().map(str::to_owned);
+    let read = entries.filter_map(|entry| {
+        let ip = text(entry, "nodeIP")?.parse().ok()?;
+        let protocol = text(entry, "protocol")?.parse().ok()?;
+        Some((port(entry, "podPort")?, ip, port(entry, "nodePort")?, protocol))
+    });
+    read.collect()
+}
+
 /// The Kubernetes objects of the cluster after all changes.
 #[derive(Default)]
 struct Objects {
@@ -82,6 +109,16 @@ impl Objects {
             Change::Node(node) => drop(self.nodes.insert(node.object.name.clone(), node)),
             Change::NodeGone(name) => drop(self.nodes.remove(&*name)),
             Change::Pods(_) | Change::Services(_) | Change::Nodes(_) => {}
+        }
+    }
+
+    /// Returns the target port of a Service port.
+    fn target(&self, key: &PortKey) -> u16 {
+        let ports = &self.services[&key.service].ports;
+        let port = ports.iter().find(|port| (port.number, port.target.protocol) == (key.number, key.protocol)).unwrap();
+        match &port.target.target {
+            TargetPort::Number(number) => number.0,
+            TargetPort::Name(name) => panic!("the test has no port with the name {name}"),
         }
     }
 
@@ -109,31 +146,51 @@ proptest! {
         }
     }
 
-    /// A member has an address of its Pod's Node. The member's node port is in the Pod's annotation, or was there
-    /// within the drain time. Members of different Pods differ in address, node port or protocol.
+    /// A member has an address of its Pod's Node, and a node port of the range. Members of different Pods differ in
+    /// address, node port or protocol. The Pod's current annotation names the member's node port for the Service's
+    /// target port, unless the member drains. A draining member without such an entry had the entry within the drain
+    /// time.
     #[test]
-    fn every_member_has_an_address_and_port_of_its_pods_annotation(changes in prop::collection::vec(change(), 0..60)) {
+    fn every_member_has_an_address_and_port_of_its_pods_annotation(
+        changes in prop::collection::vec((change(), passed()), 0..60)
+    ) {
         let mut state = State::new(range(), DRAIN);
         let mut objects = Objects::default();
-        let mut named: BTreeMap<ObjectKey, String> = BTreeMap::new();
-        for change in changes {
-            objects.apply(&change);
-            if let Change::Pod(pod) = &change {
-                named.entry(pod.object.key.clone()).or_default().push_str(pod.object.annotation.as_deref().unwrap_or(""));
-            } else if let Change::PodGone(key, _) = &change {
-                named.remove(key);
+        let mut last_named: BTreeMap<(ObjectKey, Named), u64> = BTreeMap::new();
+        let mut now = 0;
+        for (change, passed) in changes {
+            now += passed;
+            state.expire(now);
+            for (key, pod) in &objects.pods {
+                last_named.extend(named(pod).into_iter().map(|entry| ((key.clone(), entry), now)));
             }
-            state.apply(change, 0);
+            if let Change::PodGone(gone, _) = &change {
+                last_named.retain(|(key, _), _| key != gone);
+            }
+            objects.apply(&change);
+            state.apply(change, now);
             state.refresh();
             let mut holders: BTreeMap<(IpAddr, u16, Protocol), std::sync::Arc<str>> = BTreeMap::new();
             for group in state.snapshot().groups() {
+                let target = objects.target(&group.key);
                 for member in &group.members {
                     let pod = &objects.pods[&ObjectKey::new("default", &member.pod)];
                     prop_assert_eq!(pod.node.as_ref(), Some(&member.node));
                     let own = NODES.iter().any(|(node, ip)| *node == &*member.node && *ip == member.address.to_string());
                     prop_assert!(own && range().contains(NodePort(member.port)));
-                    let text = format!(r#""nodePort":{},"#, member.port);
-                    prop_assert!(named[&pod.object.key].contains(&text));
+                    let entry = (target, member.address, member.port, group.key.protocol);
+                    if named(pod).contains(&entry) {
+                        let condition = match (pod.object.is_terminating, pod.is_ready) {
+                            (true, _) => Condition::Draining,
+                            (false, true) => Condition::Ready,
+                            (false, false) => Condition::NotReady,
+                        };
+                        prop_assert_eq!(member.condition, condition);
+                    } else {
+                        prop_assert_eq!(member.condition, Condition::Draining, "{:?} is not in the annotation", entry);
+                        let last = last_named.get(&(pod.object.key.clone(), entry));
+                        prop_assert!(last.is_some_and(|last| now < last + DRAIN), "{:?}: {:?} at {}", entry, last, now);
+                    }
                     let place = (member.address, member.port, group.key.protocol);
                     let holder = holders.entry(place).or_insert_with(|| std::sync::Arc::clone(&member.pod));
                     prop_assert_eq!(&*holder, &member.pod);

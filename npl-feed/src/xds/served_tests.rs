@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests of the xDS service over connections: random bytes cause no panic in any task of the server, and rejected
+//! responses are counted.
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{body::to_bytes, http};
+use envoy_types::pb::{
+    envoy::{
+        config::cluster::v3::Cluster,
+        service::discovery::v3::{
+            DeltaDiscoveryRequest, DiscoveryRequest,
+            aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+        },
+    },
+    google::rpc::Status as RpcStatus,
+};
+use proptest::{prelude::*, sample::Index};
+use prost::{Message as _, Name as _};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::watch,
+    task::JoinHandle,
+    time::timeout,
+};
+use tonic::transport::Channel;
+use tower::ServiceExt as _;
+
+use super::{
+    tests::{pods, text, url},
+    *,
+};
+use crate::{core::tests::snapshot, follow::Publisher, listen::Listener, panics};
+
+const PATIENCE: Duration = Duration::from_mins(1);
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+/// A running xDS server, whose snapshot has the Service `web`.
+struct Server {
+    address: SocketAddr,
+    status: Arc<Status>,
+    task: JoinHandle<()>,
+    _publisher: Publisher,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let status = Arc::<Status>::default();
+        let address = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(address, "xds", Arc::default(), None, Arc::clone(&status)).await.unwrap();
+        let address = listener.address().unwrap();
+        let (publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
+        let task = tokio::spawn(listener.serve(router(published, Arc::clone(&status)), None));
+        Self { address, status, task, _publisher: publisher }
+    }
+
+    async fn connect(&self) -> Channel {
+        Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
+    }
+
+    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends it.
+    async fn call(&self, method: &str, body: Vec<u8>) {
+        let request = http::Request::post(method).header("content-type", "application/grpc").header("te", "trailers");
+        let request = request.body(tonic::body::Body::new(Body::from(body))).unwrap();
+        let answer = async {
+            let response = self.connect().await.oneshot(request).await.unwrap();
+            // The body may end with an error: a reset of the stream.
+            drop(to_bytes(Body::new(response.into_body()), usize::MAX).await);
+        };
+        timeout(PATIENCE, answer).await.expect("the server does not end its answer");
+    }
+
+    /// Sends bytes by a connection of its own, and reads until the server closes the connection.
+    async fn send(&self, bytes: &[u8]) {
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        // Errors are ignored, because the server may have closed the connection already.
+        drop(stream.write_all(bytes).await);
+        drop(stream.shutdown().await);
+        let mut answer = Vec::new();
+        drop(timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("the server keeps the connection open"));
+    }
+
+    /// Checks that a client with valid requests gets the cluster.
+    async fn expect_valid_client_is_served(&self) {
+        let mut client = AggregatedDiscoveryServiceClient::new(self.connect().await);
+        let request = DiscoveryRequest { type_url: Cluster::type_url(), ..DiscoveryRequest::default() };
+        let requests = stream::iter([request]).chain(stream::pending());
+        let mut responses = client.stream_aggregated_resources(requests).await.unwrap().into_inner();
+        let response = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(response.resources.len(), 1);
+        assert!(!self.task.is_finished());
+    }
+
+    async fn expect_metric(&self, line: &str) {
+        let counted = async {
+            while !self.status.encode().unwrap().lines().any(|metric| metric == line) {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, counted).await.unwrap_or_else(|_| panic!("{line}: {}", self.status.encode().unwrap()));
+    }
+}
+
+fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..most)
+}
+
+/// Encoded requests of both variants.
+fn request() -> impl Strategy<Value = Vec<u8>> {
+    let names = || prop::collection::vec(text(), 0..4);
+    (any::<bool>(), url(), names(), names(), "[0-9]{0,3}", any::<bool>()).prop_map(
+        |(is_delta, type_url, names, others, response_nonce, is_nack)| {
+            let error_detail = is_nack.then(RpcStatus::default);
+            if !is_delta {
+                let resource_names = names;
+                let request =
+                    DiscoveryRequest { type_url, resource_names, response_nonce, error_detail, ..Default::default() };
+                return request.encode_to_vec();
+            }
+            let request = DeltaDiscoveryRequest {
+                type_url,
+                resource_names_subscribe: names,
+                resource_names_unsubscribe: others.clone(),
+                initial_resource_versions: others.into_iter().map(|name| (name, "x".to_owned())).collect(),
+                response_nonce,
+                error_detail,
+                ..Default::default()
+            };
+            request.encode_to_vec()
+        },
+    )
+}
+
+/// A gRPC message: random bytes, or a request in which some bytes are replaced. Some messages have a wrong flag of
+/// compression, or a wrong length.
+fn frame() -> impl Strategy<Value = Vec<u8>> {
+    let replaced = prop::collection::vec((any::<Index>(), any::<u8>()), 0..3);
+    let changed = (request(), replaced).prop_map(|(mut message, replaced)| {
+        for (place, byte) in replaced {
+            if !message.is_empty() {
+                let place = place.index(message.len());
+                message[place] = byte;
+            }
+        }
+        message
+    });
+    let message = prop_oneof![2 => request(), 4 => changed, 1 => bytes(80)];
+    let flag = prop_oneof![12 => Just(0), 1 => any::<u8>()];
+    let length = prop_oneof![8 => Just(None), 1 => any::<u32>().prop_map(Some), 1 => (0..100_u32).prop_map(Some)];
+    (message, flag, length).prop_map(|(message, flag, length)| {
+        let length = length.unwrap_or_else(|| u32::try_from(message.len()).unwrap());
+        [&[flag][..], &length.to_be_bytes(), &message].concat()
+    })
+}
+
+/// The bytes of a connection: random bytes, beginnings of TLS and of HTTP/1.1, or HTTP/2 with random frames.
+fn connection() -> impl Strategy<Value = Vec<u8>> {
+    let http2 = (0..12_u8, any::<u8>(), 0..6_u8, bytes(40)).prop_map(|(kind, flags, stream, payload)| {
+        [&[0, 0, u8::try_from(payload.len()).unwrap(), kind, flags, 0, 0, 0, stream][..], &payload].concat()
+    });
+    let http2 = prop::collection::vec(http2, 0..6).prop_map(|frames| {
+        let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        [preface, &SETTINGS, &frames.concat()].concat()
+    });
+    let start = prop::sample::select(vec![&b"\x16\x03\x01\x02\x00"[..], b"PRI * HTTP/2.0\r\n", b"POST / HTTP/9\r\n"]);
+    let others = (start, bytes(40)).prop_map(|(start, rest)| [start, &rest].concat());
+    prop_oneof![1 => bytes(80), 1 => others, 2 => http2]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_messages_and_connections_do_not_disturb_the_server(
+        calls in prop::collection::vec((prop::sample::select(vec![STATE_OF_THE_WORLD, DELTA]), prop::collection::vec(frame(), 0..6)), 1..8),
+        connections in prop::collection::vec(connection(), 0..4),
+    ) {
+        panics::run_without(async {
+            let server = Server::start().await;
+            for (method, frames) in calls {
+                server.call(method, frames.concat()).await;
+            }
+            for bytes in connections {
+                server.send(&bytes).await;
+            }
+            server.expect_valid_client_is_served().await;
+            server.task.abort();
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_nack_is_counted_in_both_variants() {
+    let server = Server::start().await;
+    let (type_url, error_detail) = (Cluster::type_url(), Some(RpcStatus { code: 3, ..RpcStatus::default() }));
+    let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
+    let (sender, requests) = mpsc::channel(1);
+    let first = DiscoveryRequest { type_url: type_url.clone(), ..DiscoveryRequest::default() };
+    sender.send(first.clone()).await.unwrap();
+    let mut responses = client.stream_aggregated_resources(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let response_nonce = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap().nonce;
+    sender.send(DiscoveryRequest { response_nonce, error_detail: error_detail.clone(), ..first }).await.unwrap();
+    server.expect_metric(r#"npl_feed_xds_messages_total{type="cds",event="nack"} 1"#).await;
+
+    let (sender, requests) = mpsc::channel(1);
+    let first = DeltaDiscoveryRequest { type_url, ..DeltaDiscoveryRequest::default() };
+    sender.send(first.clone()).await.unwrap();
+    let mut responses = client.delta_aggregated_resources(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let response_nonce = timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap().nonce;
+    sender.send(DeltaDiscoveryRequest { response_nonce, error_detail, ..first }).await.unwrap();
+    server.expect_metric(r#"npl_feed_xds_messages_total{type="cds",event="nack"} 2"#).await;
+    server.expect_metric(r#"npl_feed_xds_messages_total{type="cds",event="sent"} 2"#).await;
+    assert!(!server.status.encode().unwrap().contains("event=\"ack\""), "a NACK is not an ACK");
+    server.task.abort();
+}
