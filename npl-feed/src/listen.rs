@@ -182,6 +182,7 @@ async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router)
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
+    let stream = StallLimit::new(stream);
     match tls {
         None => requests(stream, router).await,
         Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
@@ -203,7 +204,7 @@ async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
         .max_concurrent_streams(STREAMS)
         .max_send_buf_size(SEND_BUFFER);
     let service = TowerToHyperService::new(router);
-    if let Err(error) = builder.serve_connection(TokioIo::new(StallLimit::new(stream)), service).await {
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
         debug!(%error, "a connection ended with an error");
     }
 }

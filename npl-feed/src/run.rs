@@ -85,7 +85,10 @@ async fn end_of_service(mut next: impl AsyncFnMut() -> Signal, delay: Duration) 
     if next().await == Signal::Interrupt || delay.is_zero() {
         return;
     }
-    info!(?delay, "SIGTERM: the feed serves until the Nodes have stopped sending clients to this replica");
+    info!(
+        ?delay,
+        "SIGTERM: the feed serves for this time, so that kube-proxy stops sending clients to this replica first"
+    );
     // A timeout is no error: the delay has passed without a second signal.
     drop(timeout(delay, next()).await);
 }

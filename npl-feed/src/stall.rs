@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ends connections whose clients stop reading. Without a limit, each of many clients could keep the answer of another
-//! version in memory.
+//! Ends connections that accept no further data, because the client stops reading. Without a limit, each of many
+//! clients could keep another version of an answer in memory.
 
 use std::{
     io::{self, IoSlice},
@@ -14,10 +14,11 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// The longest time for which a client may read nothing while the feed has data for it.
+/// The longest time for which a TCP connection may accept no data while the feed has data for the client.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection on which a write fails if the client reads nothing for [`LIMIT`].
+/// A TCP connection on which a write fails if the connection accepts no data for [`LIMIT`]. With TLS, this value must be
+/// below the TLS layer: a TLS stream may report that a write waits although it has made progress.
 #[derive(Debug)]
 pub(crate) struct StallLimit<S> {
     stream: S,
@@ -37,7 +38,9 @@ impl<S> StallLimit<S> {
             return written;
         }
         let end = self.end.get_or_insert_with(|| Box::pin(sleep(LIMIT)));
-        end.as_mut().poll(context).map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
+        end.as_mut()
+            .poll(context)
+            .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the connection accepts no data")))
     }
 }
 

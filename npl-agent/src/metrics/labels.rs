@@ -258,7 +258,7 @@ impl DeviceState {
 
 /// The kind of the program that translates the requests that arrive on a device; also the value of the metric label
 /// `kind`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RequestProgram {
     /// An XDP program translates requests.
     Xdp,
@@ -409,7 +409,7 @@ pub(super) struct DeviceLabel {
     pub(super) state: DeviceState,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 pub(super) struct DeviceInfoLabels {
     pub(super) device: String,
     pub(super) kind: RequestProgram,

@@ -9,8 +9,9 @@ mod plain_text;
 mod process;
 
 use std::{
+    collections::BTreeSet,
     fmt,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -83,6 +84,8 @@ struct Inner {
     /// The registry of metrics whose names do not begin with `npl_`.
     standard: Registry,
     families: Families,
+    /// The labels of the series of `npl_device_info`.
+    device_info: Mutex<BTreeSet<DeviceInfoLabels>>,
 }
 
 /// Numbers of node ports of one IP family and protocol, by state.
@@ -150,7 +153,7 @@ impl Metrics {
         registry.register_collector(Box::new(DatapathCollector(datapath)));
         let mut standard = Registry::default();
         standard.register_collector(Box::new(ProcessCollector));
-        Self(Arc::new(Inner { registry, standard, families }))
+        Self(Arc::new(Inner { registry, standard, families, device_info: Mutex::default() }))
     }
 
     /// Counts an op by its kind and its outcome.
@@ -260,10 +263,18 @@ impl Metrics {
     /// Sets the names of the uplinks on which the programs are attached, each with the kind of the program that
     /// translates requests. The series of all other devices are removed.
     pub fn set_request_programs(&self, uplinks: impl IntoIterator<Item = (String, RequestProgram)>) {
-        self.0.families.device_info.clear();
-        for (device, kind) in uplinks {
-            self.0.families.device_info.get_or_create(&DeviceInfoLabels { device, kind }).set(1);
+        let family = &self.0.families.device_info;
+        let current: BTreeSet<_> =
+            uplinks.into_iter().map(|(device, kind)| DeviceInfoLabels { device, kind }).collect();
+        let mut shown = self.0.device_info.lock().unwrap_or_else(PoisonError::into_inner);
+        // Only the series of other devices are removed, so that no scrape misses a series.
+        for gone in shown.difference(&current) {
+            family.remove(gone);
         }
+        for labels in &current {
+            family.get_or_create(labels).set(1);
+        }
+        *shown = current;
     }
 
     /// Sets the gauge that shows whether `--forwarding redirect` is refused because of a policy engine.

@@ -15,8 +15,12 @@ pub(super) fn body() -> String {
         &["result", "meaning"],
         [
             ["`ok`", "The check found no problem."],
-            ["`warning`", "Some traffic, or an optional feature, does not work."],
-            ["`failed`", "The node ports of some or all Pods do not work for some or all clients. The exit code is 1."],
+            ["`warning`", "Some traffic or an optional feature does not work, changes may not be applied, or a protection is missing."],
+            [
+                "`failed`",
+                "Node ports of some or all Pods do not work for some or all clients, or changes of Pods and Services \
+                 are not applied. The exit code is 1.",
+            ],
             ["`unknown`", "The check could not read the facts that it needs."],
         ]
         .map(|row| row.map(str::to_owned).to_vec()),

@@ -116,8 +116,8 @@ pub struct Group {
     pub encoded: Memo,
 }
 
-/// Bytes that are computed from a group at their first use, and kept as long as the group. The bytes are no content of
-/// their own, so all memos are equal.
+/// Bytes that are computed from a group at their first use, and kept as long as the group. The bytes are derived from
+/// the group, so comparisons of groups ignore them: all memos are equal.
 #[derive(Debug, Clone, Default)]
 pub struct Memo(OnceLock<Arc<[u8]>>);
 

@@ -3,7 +3,8 @@
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
 //! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a
-//! slow client. All responses share the encoded endpoints of a Service port.
+//! slow client. Responses with the same version of a Service port share its
+//! encoded endpoints.
 
 mod delta;
 mod encode;

@@ -28,6 +28,8 @@ const STREAMS_PER_CONNECTION: usize = 4;
 /// The number of responses with all endpoints that each stream requests. The feed computes further responses only after
 /// the client has read.
 const RESPONSES: usize = 3;
+/// The counter of the successful answers by HTTP.
+const ANSWERS: &str = r#"npl_feed_http_answers_total{answer="2xx"}"#;
 /// The number of HTTP connections on which all members are requested and not read.
 const CONNECTIONS: usize = 300;
 /// The upper limit of the resident memory with all these clients, in KiB. The limit of the feed's container is 128 MiB.
@@ -61,12 +63,24 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
     Box::new(client.stream_aggregated_resources(requests).await.unwrap())
 }
 
+/// Reads one of the feed's counters.
+fn read_count(counter: &str) -> Option<usize> {
+    let (_, metrics) = api_server::get("/metrics")?;
+    metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok())
+}
+
 /// Waits until one of the feed's counters is at least `count`.
 fn wait_for_count(counter: &str, count: usize) {
-    api_server::until(&format!("{count} of {counter}"), || {
-        let (_, metrics) = api_server::get("/metrics")?;
-        let value = metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse::<usize>().ok());
-        value.filter(|value| *value >= count)
+    api_server::until(&format!("{count} of {counter}"), || read_count(counter).filter(|value| *value >= count));
+}
+
+/// Waits until the feed has answered `requests` requests since the counter of answers had the value `before`. The
+/// requests for the counter are answers too: the feed counts each of them after it has written the counter.
+fn wait_for_answers(before: usize, requests: usize) {
+    let mut reads = 0;
+    api_server::until(&format!("{requests} answers"), || {
+        reads += 1;
+        read_count(ANSWERS).filter(|value| *value >= before + requests + reads)
     });
 }
 
@@ -102,6 +116,7 @@ fn clients_that_do_not_read_take_bounded_memory_and_others_are_served() {
         wait_for_count(r#"npl_feed_xds_messages_total{type="eds",event="sent"}"#, STREAMS * RESPONSES);
         wait_for_count("npl_feed_xds_streams", STREAMS);
         println!("{STREAMS} xDS streams: {} KiB", cluster.peak_memory());
+        let before = read_count(ANSWERS).unwrap();
         let connections: Vec<TcpStream> = (0..CONNECTIONS)
             .map(|_| {
                 let mut stream = runtime.block_on(connect_with_small_window(FEED));
@@ -109,7 +124,7 @@ fn clients_that_do_not_read_take_bounded_memory_and_others_are_served() {
                 stream
             })
             .collect();
-        wait_for_count(r#"npl_feed_http_answers_total{answer="2xx"}"#, CONNECTIONS);
+        wait_for_answers(before, CONNECTIONS);
         runtime.block_on(expect_client_is_served());
         assert_eq!(api_server::get("/v1/members/production/web-001/http").unwrap().0, 200);
         let peak = cluster.peak_memory();

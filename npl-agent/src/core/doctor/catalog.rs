@@ -81,15 +81,15 @@ checks! {
     agent: "Does an agent run on this Node?"
         Ok "An agent holds the lock of the BPF file system (`flock` on its folder `npl`).",
         Warning "No agent holds the lock.";
-        effect "Mappings translate packets, but changes of Pods and Services are not applied. If nothing is pinned, no Pod of the Node gets a node port.",
+        effect "If mappings are pinned, they translate packets, but changes of Pods and Services are not applied. If nothing is pinned, no Pod of the Node gets a node port.",
         action "Start an agent. The log of the previous agent contains the reason of its exit.";
     api_server: "Does the running agent receive changes of Pods, Services and its Node from the API server?"
         Ok "Every watch of the agent works, or no agent runs.",
         Warning "A watch has been failing for less than 30 s.",
-        Failed "A watch has been failing for at least 30 s, or has received no data for 6 minutes.",
+        Failed "A watch has been failing for at least 30 s, or has received no data for at least 6 minutes.",
         Unknown "The agent has not received its first lists yet; or its socket does not answer: set `--runtime-dir`.";
         effect "Mappings translate packets, but changes of Pods, Services and the Node are not applied.",
-        action "The finding has the error. Check that the API server is reachable from the Node, and apply `deploy/npl.yaml`, which grants the agent's permissions. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
+        action "The finding has the error. Check that the API server is reachable from the Node, and that the agent's ServiceAccount has the permissions that the chart and `deploy/npl.yaml` grant. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
     admission_policy: "Does an admission policy confine the writes of the running agent?"
         Ok "A policy confines the agent, or no agent runs.",
         Warning "No policy confines the agent. The agent tests this by dry runs at its start and every 15 minutes.",
@@ -102,7 +102,7 @@ checks! {
         Failed "Nothing is pinned although an agent runs; or no device has programs for both directions; or only tunnels have programs, and no node port is mapped.",
         Unknown "No BPF file system is mounted, or the command lacks the privileges to read it.";
         effect "No node port works for clients outside of the Node.",
-        action "Compare `--bpffs` of the command with that of the agent. Name the uplinks with `--devices`; the agent's log states why it did not choose a device.";
+        action "Compare `--bpffs` of the command with that of the agent. Name the uplinks with `--devices`; the agent's log states why it did not choose a device. After the agent has retired the Node, the result `failed` is expected.";
     devices: "Do the programs support every device by which clients may reach the Node?"
         Ok "The programs support all of these devices.",
         Warning "The programs do not support at least one of these devices.",
@@ -116,7 +116,7 @@ checks! {
         effect "Clients that connect to these addresses are not served.",
         action "If no agent runs, start an agent. If an agent runs, run the check again after a second, because the agent serves new addresses with a short delay. If the check still lists addresses, the Node has more than 256 addresses of an IP family, of which only 256 are served.";
     node_network: "Are there Pods on the Node's own network, behind macvlan or ipvlan devices?"
-        Ok "The check is `ok` in either case. The finding lists macvlan and ipvlan devices of the Node that have an address on the network of an uplink.",
+        Ok "The check is `ok` with and without such devices. The finding lists macvlan and ipvlan devices of the Node that have an address on the network of an uplink.",
         Unknown UNREADABLE;
         effect "Pods that the Node reaches by these devices get no node port, and have the Event [`PodOnNodeNetwork`](events.md#podonnodenetwork).",
         action "Let the load balancer use the addresses of these Pods, or attach the Pods to a network behind the Node.";
@@ -126,7 +126,7 @@ checks! {
         Unknown UNREADABLE;
         effect "If the program of the other software returns a final verdict, connections of clients are refused or get no answer.",
         action "[A program runs ahead of NPL's](../troubleshoot.md#a-program-runs-ahead-of-npls).";
-    gro_fraglist: "Does a device combine datagrams of which the kernel then translates only the first?"
+    gro_fraglist: "Is `rx-gro-list` on for a device, on a kernel that translates only the first of the combined datagrams?"
         Ok "`rx-gro-list` is off for the uplinks and for the devices of mapped Pods, or the kernel is 6.12.28 or a newer 6.12, or 6.15 or newer, and translates all datagrams.",
         Warning "`rx-gro-list` is on for an uplink or the device of a mapped Pod, and the kernel translates only the first datagram.",
         Unknown UNREADABLE;
@@ -135,7 +135,7 @@ checks! {
     cni: "Which CNI does the Node have, and how does it affect node ports?"
         Ok "The check is `ok` for every CNI. The finding names the CNI and its effect.",
         Unknown UNREADABLE;
-        effect "None.",
+        effect "None: the check only reports.",
         action "[CNIs](../compatibility.md#cnis-policy-engines-and-service-proxies) has the settings of each CNI.";
     policy_engine: "Do the rules of the Node's policy engine apply to clients of node ports?"
         Ok "The policies apply, or no known policy engine is found.",
@@ -146,7 +146,7 @@ checks! {
     service_proxy: "Which Service proxy does the Node have?"
         Ok "The check is `ok` for every Service proxy. The finding names the Service proxy.",
         Unknown UNREADABLE;
-        effect "None.",
+        effect "None: the check only reports.",
         action "None.";
     local_clients: "Can clients on the Node and in its Pods use node ports?"
         Ok "The programs are attached to the cgroup of local clients, or a cgroup v2 hierarchy is mounted and nothing is pinned yet.",
@@ -155,17 +155,17 @@ checks! {
         action "Mount cgroup v2, or name its directory with `--cgroup`. With `--cgroup none`, the warning is expected.";
     ip_forward: "Does the kernel forward IPv4 packets between the uplinks and the devices of Pods?"
         Ok "IPv4 forwarding is on for each of these devices, or the Node has no IPv4 address.",
-        Warning "`net.ipv4.conf.DEVICE.forwarding` is 0 for some of these devices, or nothing is mapped for IPv4.",
-        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0, whatever the global `ip_forward` is, and IPv4 node ports are mapped.",
+        Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or only IPv6 node ports are mapped.",
+        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the device of a mapped Pod, whatever the global `ip_forward` is; and IPv4 node ports are mapped, or nothing is mapped yet.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set this sysctl to 1 for the device that the check names.";
     ipv6_forwarding: "Does the kernel forward IPv6 packets between the uplinks and the devices of Pods?"
         Ok "IPv6 forwarding is on, or the Node has no IPv6 address.",
-        Warning "IPv6 forwarding is off for some devices, or nothing is mapped for IPv6.",
-        Failed "`net.ipv6.conf.all.forwarding` is 0, `force_forwarding` (Linux 6.17) is not set for the uplinks, and IPv6 node ports are mapped.",
+        Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or the Node also has IPv4 addresses, and no IPv6 node port is mapped.",
+        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is not set for all uplinks, for an uplink with a default route, or for the device of a mapped Pod; and IPv6 node ports are mapped, or nothing is mapped yet on a Node with IPv6 addresses only.",
         Unknown UNREADABLE_SYSCTL;
-        effect "Requests are not forwarded.",
+        effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set `net.ipv6.conf.all.forwarding` to 1.";
     forward_chains: "Do forward chains of nftables let requests to mapped Pods pass?"
         Ok "No forward chain certainly drops requests. If the effect depends on a rule that the check does not understand, the finding names the chain. Rules of `iptables-legacy` are not checked.",
@@ -194,7 +194,7 @@ checks! {
         Ok "The range does not overlap such ports.",
         Warning "The range overlaps `ip_local_port_range` or 30000-32767; or Cilium may masquerade connections with source ports of the range.",
         Unknown "No agent has configured a port range yet, or the ephemeral ports cannot be read.";
-        effect "Outgoing connections occupy node ports; or a mapping takes the packets of a Service's `nodePort`; or a Pod's masqueraded connection gets no answer.",
+        effect "Outgoing connections occupy node ports; or, until the mapping has moved to another port, the mapping takes the packets of a Service's `nodePort`; or a Pod's masqueraded connection gets no answer.",
         action "Add the range to `net.ipv4.ip_local_reserved_ports`, or set another `--port-range`. With Cilium's BPF masquerade, set a range below 30000.";
     service_ports: "Are the node ports of Services excluded from the ports of outgoing connections?"
         Ok "`ip_local_port_range` does not overlap 30000-32767, or `ip_local_reserved_ports` contains these ports.",
@@ -203,8 +203,8 @@ checks! {
         effect "Outgoing connections of the Node may occupy the node ports of Services of type NodePort. Mappings are not affected.",
         action "Add 30000-32767 to `net.ipv4.ip_local_reserved_ports`.";
     nft_guard: "Are replies of mapped Pods exempt from masquerading?"
-        Ok "The table `inet npl` exempts mapped endpoints, or no rule masquerades packets that leave the Node.",
-        Warning "Rules of other software masquerade, and the table `inet npl` is missing.",
+        Ok "The table `inet npl` exempts mapped endpoints, or no rule masquerades packets that leave the Node, or nothing is pinned yet and the kernel has nftables.",
+        Warning "Rules of other software masquerade, and the kernel has no nftables, or mappings are pinned and the table `inet npl` is missing.",
         Unknown UNREADABLE;
         effect "Replies of connections that kernel conntrack has lost are masqueraded, and clients reject these packets.",
         action "Set `--nft-guard` to `auto`, load the kernel module `nf_tables`, and read the agent's log.";

@@ -9,7 +9,7 @@ mod scene;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
@@ -59,14 +59,11 @@ pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
         world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
     });
     scene.during_outage_of_the_feed(world, "both replicas of the feed killed", |world| {
-        let start = Instant::now();
-        kill(world, "feed", "npl-feed", REPLICAS);
-        scene::wait_until_the_feed_accepts(world);
-        let outage = start.elapsed();
-        println!("    the feed accepts connections at every Node after {:.1} s", outage.as_secs_f32());
-        renew(world, "deployment/elastic");
-        world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
-        outage
+        scene::outage_during(world, |world| {
+            kill(world, "feed", "npl-feed", REPLICAS);
+            renew(world, "deployment/elastic");
+            world.wait_for_rollout(AGENT_NAMESPACE, "deployment/npl-feed");
+        })
     });
     scene.during(world, "API server down for a minute", |world| {
         interrupt_the_api_server(world, API_SERVER_OUTAGE);

@@ -2,6 +2,7 @@
 //! Real load balancers outside of the cluster, each under its own load, and two replicas of the feed as a Deployment.
 
 use std::collections::BTreeSet;
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
@@ -23,6 +24,10 @@ const FEED: &str = "deploy/npl-feed.yaml";
 
 /// The node port of the feed's DNS in the manifest.
 const DNS_PORT: u16 = 30153;
+
+/// The time between two queries of the feed's DNS, and the time limit of a query.
+const QUERY_INTERVAL: Duration = Duration::from_millis(50);
+const QUERY_LIMIT: Duration = Duration::from_secs(2);
 
 /// The port of the first load balancer; each further load balancer has the next port.
 const FIRST_PORT: u16 = 8000;
@@ -174,14 +179,48 @@ impl Scene {
     }
 }
 
-/// Waits until connections to the feed's DNS port are accepted at every Node. The load balancers reach the feed in the
-/// same way.
-pub(crate) fn wait_until_the_feed_accepts(world: &World) {
-    for node in world.cluster.nodes() {
-        let address = SocketAddr::from((node.number().v4(), DNS_PORT));
-        let connect = || world.cluster.client().run(|| TcpStream::connect_timeout(&address, LIMIT)).unwrap().ok();
-        poll::until(&format!("a connection to the feed at {address}"), LIMIT, connect).unwrap();
-    }
+/// Queries the feed's DNS at every Node during an event. Returns the time from the start of the event until the last
+/// query without an answer, or zero if every query was answered.
+pub(crate) fn outage_during(world: &mut World, run: impl FnOnce(&mut World)) -> Duration {
+    let client = world.cluster.client().clone();
+    let feeds: Vec<SocketAddr> =
+        world.cluster.nodes().iter().map(|node| (node.number().v4(), DNS_PORT).into()).collect();
+    let (stop, stopped) = mpsc::channel::<()>();
+    let start = Instant::now();
+    let worker = thread::spawn(move || {
+        let mut outage = Duration::ZERO;
+        while stopped.recv_timeout(QUERY_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if !client.run(|| feeds.iter().all(|feed| is_answered(*feed))).unwrap() {
+                outage = start.elapsed();
+            }
+        }
+        outage
+    });
+    run(world);
+    drop(stop);
+    let outage = worker.join().unwrap();
+    println!("    the last DNS query without an answer was after {:.1} s", outage.as_secs_f32());
+    outage
+}
+
+/// Whether the feed answers a DNS query by TCP with the code NOERROR.
+fn is_answered(feed: SocketAddr) -> bool {
+    let name = format!("_http._tcp.web.{NAMESPACE}.npl.internal");
+    let labels =
+        name.split('.').flat_map(|label| [&[u8::try_from(label.len()).unwrap()][..], label.as_bytes()].concat());
+    // The header of a query with one question, and after the name the type SRV and the class IN.
+    let header = [0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    let query: Vec<u8> = header.into_iter().chain(labels).chain([0, 0, 33, 0, 1]).collect();
+    let ask = || -> io::Result<u8> {
+        let mut stream = TcpStream::connect_timeout(&feed, QUERY_LIMIT)?;
+        stream.set_read_timeout(Some(QUERY_LIMIT))?;
+        stream.write_all(&[&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat())?;
+        // The length of the answer, and the beginning of its header with the code in the lowest four bits.
+        let mut start = [0; 6];
+        stream.read_exact(&mut start)?;
+        Ok(start[5] & 0xf)
+    };
+    ask().is_ok_and(|code| code == 0)
 }
 
 /// Starts a load balancer in the client's namespace. Its configuration names the Nodes of the cluster.
