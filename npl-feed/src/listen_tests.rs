@@ -180,7 +180,7 @@ async fn a_connection_ends_when_the_client_stops_reading() {
     const BODY: usize = 10_000;
     let router = Router::new().route("/", routing::get(|| async { "x".repeat(BODY) }));
     let (mut client, server) = tokio::io::duplex(64);
-    let mut task = tokio::spawn(requests(server, router));
+    let mut task = tokio::spawn(requests(StallLimit::new(server), router));
     client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut buffer = [0; 64];
     for _ in 0..10 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches TC programs of other software to devices. Each program consists of two instructions, which return the same
-//! verdict for every packet.
+//! Attaches TC programs of other software to devices. Each program returns the same verdict for every packet, some after
+//! a loop that takes time.
 
 use std::ffi::CString;
 use std::fs;
@@ -78,8 +78,22 @@ impl Foreign {
         place: Place,
         hooks: &[TcAttachType],
     ) -> Result<Self> {
+        Self::attach_slow(run, name, device, verdict, 0, place, hooks)
+    }
+
+    /// Loads and attaches a program as [`Self::attach`] does. The program runs a loop with this number of rounds for
+    /// each packet; a round takes about 0.1 µs.
+    pub fn attach_slow(
+        run: &Run,
+        name: &str,
+        device: &Device,
+        verdict: i32,
+        rounds: i32,
+        place: Place,
+        hooks: &[TcAttachType],
+    ) -> Result<Self> {
         let bpffs = run.bpffs(name)?;
-        let mut program = load(verdict, &bpffs.path().join("program"))?;
+        let mut program = load(verdict, rounds, &bpffs.path().join("program"))?;
         let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place)).collect();
         let links: Result<_, ProgramError> = device.netns().run(attach)?;
         Ok(Self { device: device.clone(), links: links.context("attach a third-party program")?, program, bpffs })
@@ -87,7 +101,7 @@ impl Foreign {
 
     /// Replaces the program with one that returns another verdict, at the same position.
     pub fn change(&mut self, verdict: i32) -> Result<()> {
-        let mut program = load(verdict, &self.bpffs.path().join("program"))?;
+        let mut program = load(verdict, 0, &self.bpffs.path().join("program"))?;
         let links = std::mem::take(&mut self.links);
         let mut replace = |link| {
             let id = program.attach_to_link(link)?;
@@ -162,17 +176,43 @@ fn put(
 }
 
 /// Loads a program that returns a constant verdict.
-fn load(verdict: i32, pin: &Path) -> Result<SchedClassifier> {
-    load_and_pin(verdict, pin).context("load a third-party program")?;
+fn load(verdict: i32, rounds: i32, pin: &Path) -> Result<SchedClassifier> {
+    load_and_pin(verdict, rounds, pin).context("load a third-party program")?;
     let program = SchedClassifier::from_pin(pin).context("open a third-party program")?;
     fs::remove_file(pin).context("unpin a third-party program")?;
     Ok(program)
 }
 
-fn load_and_pin(verdict: i32, pin: &Path) -> io::Result<()> {
-    let [a, b, c, d] = verdict.to_le_bytes();
+/// Encodes an instruction: its code, its destination and source registers, its offset and its immediate value.
+fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> u64 {
+    let [code, registers] = [code, registers].map(u64::from);
+    let (offset, value) = (u64::from(offset.cast_unsigned()), u64::from(value.cast_unsigned()));
+    code | registers << 8 | offset << 16 | value << 32
+}
+
+/// Instructions that sum up 512 bytes of the stack `rounds` times with `bpf_csum_diff`, with the counter in `r6`.
+fn pause(rounds: i32) -> Vec<u64> {
+    const STACK: i16 = 512;
+    const CSUM_DIFF: i32 = 28;
+    let zeros = (1..=STACK / 8).map(|word| instruction(0x7a, 0x0a, -8 * word, 0));
+    let round = [
+        instruction(0xbf, 0xa1, 0, 0),
+        instruction(0x07, 0x01, 0, -i32::from(STACK)),
+        instruction(0xb7, 0x02, 0, i32::from(STACK)),
+        instruction(0xb7, 0x03, 0, 0),
+        instruction(0xb7, 0x04, 0, 0),
+        instruction(0xb7, 0x05, 0, 0),
+        instruction(0x85, 0, 0, CSUM_DIFF),
+        instruction(0x07, 0x06, 0, -1),
+        instruction(0x55, 0x06, -9, 0),
+    ];
+    [instruction(0xb7, 0x06, 0, rounds)].into_iter().chain(zeros).chain(round).collect()
+}
+
+fn load_and_pin(verdict: i32, rounds: i32, pin: &Path) -> io::Result<()> {
+    let mut instructions = if rounds > 0 { pause(rounds) } else { Vec::new() };
     // `r0 = verdict; exit`.
-    let instructions = [u64::from_le_bytes([0xb7, 0, 0, 0, a, b, c, d]), 0x95];
+    instructions.extend([instruction(0xb7, 0, 0, verdict), 0x95]);
     let program = bpf::load_classifier(&instructions)?;
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let fd = program.as_raw_fd().cast_unsigned();

@@ -176,8 +176,11 @@ impl Hooks {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
         }
+        // A packet that runs another filter now has passed the place of the added filter, and still needs the old one.
+        sys::wait_for_packets_in_hooks();
         remove_filter(&device.name, direction, OWN_HANDLE);
         self.add_filter(device, direction, program, OWN_HANDLE)?;
+        sys::wait_for_packets_in_hooks();
         remove_filter(&device.name, direction, STAND_IN);
         Ok(())
     }

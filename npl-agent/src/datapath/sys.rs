@@ -14,6 +14,7 @@ use std::{
     path::Path,
     slice,
     sync::atomic::AtomicU64,
+    thread,
     time::Duration,
 };
 
@@ -27,6 +28,10 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 const MOST_MAPS: usize = 64;
 /// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;
+
+/// The time that [`wait_for_packets_in_hooks`] waits on a kernel without `membarrier`, far longer than a packet stays in
+/// a hook.
+const LONGEST_STAY: Duration = Duration::from_millis(100);
 
 /// The fields of `bpf_prog_info` that identify a program.
 #[derive(Debug)]
@@ -274,6 +279,17 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     attr.info.info_len = u32::try_from(size_of_val(info)).map_err(io::Error::other)?;
     attr.info.info = std::ptr::from_mut(info) as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
+}
+
+/// Waits until every packet that is in a TC hook now has left the hook (an RCU grace period). A packet that reaches a
+/// hook later meets every filter that was added before this call. A kernel with `nohz_full` CPUs has no global
+/// `membarrier`; there, the function waits for a fixed time.
+pub(super) fn wait_for_packets_in_hooks() {
+    // SAFETY: the command takes no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if result != 0 {
+        thread::sleep(LONGEST_STAY);
+    }
 }
 
 /// Attributes of the `bpf` system call with all bytes zero, because the kernel returns an error if a field that a

@@ -29,7 +29,7 @@ const LOADING_TESTS: &str = "every_program_loads";
 /// Parts of the names of slow tests. These tests load all programs several times, which takes up to a minute each time
 /// on an emulated machine, or they set up many networks. The tests run under this machine's kernel, and under the
 /// oldest of the kernels that the user names by `--kernels`.
-const SLOW: [&str; 29] = [
+const SLOW: [&str; 30] = [
     "agent_reports_whether_loopback_is_supported",
     "copy_that_one_hook_saved",
     "counters_of_a_new_batch",
@@ -53,6 +53,7 @@ const SLOW: [&str; 29] = [
     "lists::",
     "local::lifecycle",
     "one_forged_datagram_on_another_path",
+    "slow_filter_while_npls_filter_is_moved",
     "traffic::big_tcp",
     "traffic::cni_rules",
     "traffic::devices",

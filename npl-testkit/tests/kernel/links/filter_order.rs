@@ -20,6 +20,13 @@ use crate::world::{World, load_rate};
 /// Time limit for twenty requests, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(1);
 
+/// The number of moves under load with a slow filter. Without a grace period between the steps of a move, about half of
+/// the moves lose a packet.
+const MOVES: u32 = 12;
+
+/// Rounds of the slow filter's loop, which take about a millisecond: long compared with a move's steps.
+const SLOW_ROUNDS: i32 = 10_000;
+
 /// Creates a Node whose programs are filters on every kernel, as before Linux 6.6.
 fn with_filters() -> World {
     let mut world = World::new(1);
@@ -88,6 +95,26 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
         let report = decide(&mut world, &mut uplinks);
         assert_eq!(report.decisions.plan.moves.len(), 2, "both hooks: {report:?}");
         load.wait_for_answers(20, LIMIT).unwrap();
+    }
+    assert_eq!(load.stop().failures, []);
+}
+
+/// A packet that a slow filter of other software delays passes NPL's old filter only after the move, and must not find
+/// that filter removed.
+#[test]
+fn no_packet_is_lost_in_a_slow_filter_while_npls_filter_is_moved() {
+    let mut world = with_filters();
+    let uplink = world.topology.client().uplink.clone();
+    let load = Load::start(world.client(), 4 * load_rate(), world.load_requests());
+    for round in 0..MOVES {
+        let name = format!("slow-{round}");
+        let place = Place::AheadAsFilter;
+        let _slow = Foreign::attach_slow(&world.run, &name, &uplink, HANDS_ON, SLOW_ROUNDS, place, &BOTH).unwrap();
+        load.wait_for_answers(4, LIMIT).unwrap();
+        // A new agent moves the filter, because an agent stops after some moves.
+        let mut uplinks = uplinks_of(&world);
+        let report = decide(&mut world, &mut uplinks);
+        assert_eq!(report.decisions.plan.moves.len(), 2, "both hooks: {report:?}");
     }
     assert_eq!(load.stop().failures, []);
 }
