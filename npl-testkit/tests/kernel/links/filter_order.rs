@@ -15,7 +15,7 @@ use npl_agent::nft_guard::GuardMode;
 use npl_testkit::foreign::{BOTH, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::traffic::{Load, tcp_ask, tcp_connect};
 
-use crate::world::{World, load_rate};
+use crate::world::{World, is_emulated, load_rate};
 
 /// Time limit for twenty requests, far above the usual duration.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -24,8 +24,11 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// the moves lose a packet.
 const MOVES: u32 = 12;
 
-/// Rounds of the slow filter's loop, which take about a millisecond: long compared with a move's steps.
-const SLOW_ROUNDS: i32 = 10_000;
+/// Rounds of the slow filter's loop, which take a few milliseconds: long compared with a move's steps. On an emulated
+/// processor, a round takes many times longer.
+fn slow_rounds() -> i32 {
+    if is_emulated() { 300 } else { 10_000 }
+}
 
 /// Creates a Node whose programs are filters on every kernel, as before Linux 6.6.
 fn with_filters() -> World {
@@ -109,7 +112,7 @@ fn no_packet_is_lost_in_a_slow_filter_while_npls_filter_is_moved() {
     for round in 0..MOVES {
         let name = format!("slow-{round}");
         let place = Place::AheadAsFilter;
-        let _slow = Foreign::attach_slow(&world.run, &name, &uplink, HANDS_ON, SLOW_ROUNDS, place, &BOTH).unwrap();
+        let _slow = Foreign::attach_slow(&world.run, &name, &uplink, HANDS_ON, slow_rounds(), place, &BOTH).unwrap();
         load.wait_for_answers(4, LIMIT).unwrap();
         // A new agent moves the filter, because an agent stops after some moves.
         let mut uplinks = uplinks_of(&world);
