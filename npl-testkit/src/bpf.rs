@@ -28,6 +28,13 @@ pub(crate) fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i3
     if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
 }
 
+/// Encodes an instruction in the byte order of this machine.
+pub(crate) fn instruction(code: u8, destination: u8, source: u8, offset: i16, constant: i32) -> u64 {
+    let [low, high] = offset.to_le_bytes();
+    let [a, b, c, d] = constant.to_le_bytes();
+    u64::from_le_bytes([code, source << 4 | destination, low, high, a, b, c, d])
+}
+
 /// Loads a TC classifier program.
 pub(crate) fn load_classifier(instructions: &[u64]) -> io::Result<OwnedFd> {
     let mut program = Program {

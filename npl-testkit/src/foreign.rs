@@ -15,7 +15,7 @@ use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, T
 use aya::programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType};
 use aya::util::KernelVersion;
 
-use crate::bpf;
+use crate::bpf::{self, instruction};
 use crate::mounts::BpfFs;
 use crate::poll::until_gone;
 use crate::process;
@@ -183,36 +183,30 @@ fn load(verdict: i32, rounds: i32, pin: &Path) -> Result<SchedClassifier> {
     Ok(program)
 }
 
-/// Encodes an instruction: its code, its destination and source registers, its offset and its immediate value.
-fn instruction(code: u8, registers: u8, offset: i16, value: i32) -> u64 {
-    let [code, registers] = [code, registers].map(u64::from);
-    let (offset, value) = (u64::from(offset.cast_unsigned()), u64::from(value.cast_unsigned()));
-    code | registers << 8 | offset << 16 | value << 32
-}
-
-/// Instructions that sum up 512 bytes of the stack `rounds` times with `bpf_csum_diff`, with the counter in `r6`.
+/// Instructions that sum up 512 bytes of the stack `rounds` times with `bpf_csum_diff`.
 fn pause(rounds: i32) -> Vec<u64> {
     const STACK: i16 = 512;
     const CSUM_DIFF: i32 = 28;
-    let zeros = (1..=STACK / 8).map(|word| instruction(0x7a, 0x0a, -8 * word, 0));
+    let (r1, r2, r3, r4, r5, count, frame) = (1, 2, 3, 4, 5, 6, 10);
+    let zeros = (1..=STACK / 8).map(|word| instruction(0x7a, frame, 0, -8 * word, 0));
     let round = [
-        instruction(0xbf, 0xa1, 0, 0),
-        instruction(0x07, 0x01, 0, -i32::from(STACK)),
-        instruction(0xb7, 0x02, 0, i32::from(STACK)),
-        instruction(0xb7, 0x03, 0, 0),
-        instruction(0xb7, 0x04, 0, 0),
-        instruction(0xb7, 0x05, 0, 0),
-        instruction(0x85, 0, 0, CSUM_DIFF),
-        instruction(0x07, 0x06, 0, -1),
-        instruction(0x55, 0x06, -9, 0),
+        instruction(0xbf, r1, frame, 0, 0),
+        instruction(0x07, r1, 0, 0, -i32::from(STACK)),
+        instruction(0xb7, r2, 0, 0, i32::from(STACK)),
+        instruction(0xb7, r3, 0, 0, 0),
+        instruction(0xb7, r4, 0, 0, 0),
+        instruction(0xb7, r5, 0, 0, 0),
+        instruction(0x85, 0, 0, 0, CSUM_DIFF),
+        instruction(0x07, count, 0, 0, -1),
+        instruction(0x55, count, 0, -9, 0),
     ];
-    [instruction(0xb7, 0x06, 0, rounds)].into_iter().chain(zeros).chain(round).collect()
+    [instruction(0xb7, count, 0, 0, rounds)].into_iter().chain(zeros).chain(round).collect()
 }
 
 fn load_and_pin(verdict: i32, rounds: i32, pin: &Path) -> io::Result<()> {
     let mut instructions = if rounds > 0 { pause(rounds) } else { Vec::new() };
     // `r0 = verdict; exit`.
-    instructions.extend([instruction(0xb7, 0, 0, verdict), 0x95]);
+    instructions.extend([instruction(0xb7, 0, 0, 0, verdict), instruction(0x95, 0, 0, 0, 0)]);
     let program = bpf::load_classifier(&instructions)?;
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let fd = program.as_raw_fd().cast_unsigned();

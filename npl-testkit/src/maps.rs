@@ -8,7 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use aya::maps::{MapData, MapType};
 
-use crate::{bpf, test_run};
+use crate::bpf::{self, instruction};
+use crate::test_run;
 
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
@@ -133,11 +134,4 @@ fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
         instruction(0x95, 0, 0, 0, 0),
     ]);
     program
-}
-
-/// Encodes an instruction in the byte order of this machine.
-fn instruction(code: u8, destination: u8, source: u8, offset: i16, constant: i32) -> u64 {
-    let [low, high] = offset.to_le_bytes();
-    let [a, b, c, d] = constant.to_le_bytes();
-    u64::from_le_bytes([code, source << 4 | destination, low, high, a, b, c, d])
 }

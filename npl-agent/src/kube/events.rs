@@ -220,8 +220,7 @@ fn shortened(name: &str, bytes: usize) -> &str {
 
 /// Returns the longest prefix of `text` that has at most `bytes` bytes.
 fn prefix(text: &str, bytes: usize) -> &str {
-    let end = (0..=bytes.min(text.len())).rfind(|at| text.is_char_boundary(*at)).unwrap_or_default();
-    text.split_at(end).0
+    text.split_at(text.floor_char_boundary(bytes)).0
 }
 
 #[cfg(test)]

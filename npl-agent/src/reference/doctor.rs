@@ -15,7 +15,11 @@ pub(super) fn body() -> String {
         &["result", "meaning"],
         [
             ["`ok`", "The check found no problem."],
-            ["`warning`", "Some traffic or an optional feature does not work, changes may not be applied, or a protection is missing."],
+            [
+                "`warning`",
+                "Some traffic or an optional feature does not work, changes may not be applied, or a protection is \
+                 missing.",
+            ],
             [
                 "`failed`",
                 "Node ports of some or all Pods do not work for some or all clients, or changes of Pods and Services \
