@@ -61,16 +61,25 @@ pub fn empty(pin: &Path) -> Result<()> {
     emptied.with_context(|| format!("empty {}", pin.display()))
 }
 
+/// Removes all elements. Each key is read before the element ahead of it is removed: the kernel looks for the successor
+/// of a missing key from the first bucket on, which takes quadratic time for a large table.
 fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let map = map.cast_unsigned();
-    let mut bytes = vec![0_u8; key_size];
-    let key = bytes.as_mut_ptr() as u64;
+    let (mut current, mut next) = (vec![0_u8; key_size], vec![0_u8; key_size]);
+    let mut is_first = true;
     for _ in 0..MOST_ELEMENTS {
-        match bpf::call(BPF_MAP_GET_NEXT_KEY, &mut Element { map, pad: 0, key: 0, next_key_or_value: key, flags: 0 }) {
+        let key = if is_first { 0 } else { current.as_mut_ptr() as u64 };
+        let next_key_or_value = next.as_mut_ptr() as u64;
+        let found = bpf::call(BPF_MAP_GET_NEXT_KEY, &mut Element { map, pad: 0, key, next_key_or_value, flags: 0 });
+        if !is_first {
+            bpf::call(BPF_MAP_DELETE_ELEM, &mut Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
+        }
+        match found {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
             found => found?,
         };
-        bpf::call(BPF_MAP_DELETE_ELEM, &mut Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
+        std::mem::swap(&mut current, &mut next);
+        is_first = false;
     }
     Err(io::Error::other("another process is filling the map"))
 }
