@@ -15,6 +15,20 @@ use crate::{paths, process};
 /// The file name of the agent's trace build, and of the archive of its image.
 pub(crate) const TRACE_AGENT: &str = "npl-agent-trace";
 
+/// The file name of the feed.
+pub(crate) const FEED: &str = "npl-feed";
+
+/// Cargo settings of [`cargo_test`]. The crates with most tests are compiled without optimization, in less than half of
+/// the time. The programs that the tests start are those of the release, with optimization.
+const UNOPTIMIZED: [&str; 6] = [
+    "--config",
+    "profile.release.package.npl-agent.opt-level=0",
+    "--config",
+    "profile.release.package.npl-feed.opt-level=0",
+    "--config",
+    "profile.release.package.npl-testkit.opt-level=0",
+];
+
 /// Arguments that select the packages of the agent and the feed.
 pub(crate) const PACKAGES: [&str; 4] = ["--package", "npl-agent", "--package", "npl-feed"];
 
@@ -41,7 +55,7 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
     let mut compile = cargo("build");
     compile.args(["--package", "npl-agent", "--bin", "npl-agent", "--features", "trace"]);
     process::run(compile.env("NPL_BPF_OBJECT", object))?;
-    install(TRACE_AGENT)
+    install("npl-agent", TRACE_AGENT)
 }
 
 /// Builds the agent with the kernel object that `build-ebpf` wrote. The same run of cargo builds the targets that the
@@ -51,21 +65,23 @@ pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
     // tests, and are compiled only once.
     process::run(cargo("build").args(PACKAGES).args(["--bin", "npl-agent", "--bin", "npl-feed"]).args(further))?;
-    install("npl-agent")
+    install(FEED, FEED)?;
+    install("npl-agent", "npl-agent")
 }
 
-/// Copies the built agent to `target/release/`, with `name` as the file name.
-fn install(name: &str) -> Result<PathBuf> {
+/// Copies a built program to `target/release/`, with `name` as the file name. The build of the tests does not replace
+/// this copy by a program without optimization.
+fn install(program: &str, name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
-    let (built, agent) = (built_folder().join("npl-agent"), release.join(name));
+    let (built, installed) = (built_folder().join(program), release.join(name));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
     // The file is replaced by a rename, because the replaced file may be the program of a running agent.
-    let new = agent.with_extension("new");
+    let new = installed.with_extension("new");
     fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
-    fs::rename(&new, &agent).with_context(|| format!("install {}", agent.display()))?;
-    let size = fs::metadata(&agent).map_or(0, |data| data.len());
-    process::say(&format!("{}: {} kB", paths::shown(&agent), size / 1000));
-    Ok(agent)
+    fs::rename(&new, &installed).with_context(|| format!("install {}", installed.display()))?;
+    let size = fs::metadata(&installed).map_or(0, |data| data.len());
+    process::say(&format!("{}: {} kB", paths::shown(&installed), size / 1000));
+    Ok(installed)
 }
 
 /// The directory in which [`cargo`] puts the built binaries.
@@ -96,5 +112,13 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static").env_remove("CARGO_ENCODED_RUSTFLAGS");
     command.env("NPL_BPF_OBJECT", paths::bpf_object()).current_dir(paths::root());
+    command
+}
+
+/// Returns a `cargo test` command for the packages that the arguments in `packages` select. Their dependencies are those
+/// of [`cargo`].
+pub(crate) fn cargo_test(packages: &[&str]) -> Command {
+    let mut command = cargo("test");
+    command.args(UNOPTIMIZED).args(packages);
     command
 }

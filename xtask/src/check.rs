@@ -59,22 +59,16 @@ fn formatting() -> Result<()> {
     process::run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
+/// Lints with the profile of the tests, so that build scripts and procedural macros are compiled once for both.
 fn lints() -> Result<()> {
-    process::run(&mut cargo(&[
-        "clippy",
-        "--workspace",
-        "--exclude",
-        "npl-ebpf",
-        "--all-targets",
-        "--all-features",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    let mut command = build::cargo("clippy");
+    command.args(["--workspace", "--exclude", "npl-ebpf", "--all-targets", "--all-features"]);
+    process::run(command.args(["--", "-D", "warnings"]))
 }
 
 fn documentation() -> Result<()> {
-    let mut command = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    let mut command = build::cargo("doc");
+    command.args(["--workspace", "--no-deps", "--document-private-items"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
@@ -88,7 +82,7 @@ fn dependencies() -> Result<()> {
 
 fn tests() -> Result<()> {
     process::run(&mut own_tests())?;
-    process::run(build::cargo("test").args(UNPRIVILEGED).args(["--lib", "--bins"]))
+    process::run(build::cargo_test(&UNPRIVILEGED).args(["--lib", "--bins"]))
 }
 
 /// Returns the command for the unit tests of xtask, with the same cargo profile as xtask itself.

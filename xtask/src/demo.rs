@@ -95,7 +95,8 @@ impl Parts {
     /// Passes the paths of all parts to a program of npl-testkit, as environment variables.
     pub(crate) fn pass_to(&self, command: &mut Command) {
         let Kubernetes { control_plane, components } = &self.kubernetes;
-        command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
+        command.env("NPL_AGENT", &self.agent).env("NPL_FEED", self.agent.with_file_name(build::FEED));
+        command.env("NPL_CONTROL_PLANE_DIR", control_plane);
         pass_objects_to(command);
         command.env("NPL_IMAGES_DIR", paths::target_dir());
         command.envs(components.iter().map(|(component, folder)| (component.variable(), folder)));

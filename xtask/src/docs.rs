@@ -17,7 +17,6 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     // The kernel object is built first, because a test compares the object's maps with the maps in the reference.
     build_ebpf::build()?;
     process::say("reference: rendering docs/reference/ from the code");
-    let mut command = build::cargo("test");
-    command.args(["--package", "npl-agent", "--package", "npl-feed", "--lib", "reference"]).env("UPDATE_EXPECT", "1");
-    process::run(&mut command)
+    let mut command = build::cargo_test(&["--package", "npl-agent", "--package", "npl-feed"]);
+    process::run(command.args(["--lib", "reference"]).env("UPDATE_EXPECT", "1"))
 }

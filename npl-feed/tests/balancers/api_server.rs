@@ -45,6 +45,11 @@ impl Running {
     }
 }
 
+/// The program of the release, if the test command has built it; otherwise, the program that was built with this test.
+pub(crate) fn feed_program() -> PathBuf {
+    env::var_os("NPL_FEED").map_or_else(|| env!("CARGO_BIN_EXE_npl-feed").into(), PathBuf::from)
+}
+
 pub(crate) fn start(folder: &Path, name: &str, command: &mut Command) -> Running {
     let log = fs::File::create(folder.join(format!("{name}.log"))).unwrap();
     let command = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
@@ -135,7 +140,7 @@ impl ControlPlane {
     }
 
     fn start_feed(&self, shutdown_delay: &str) -> Running {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_npl-feed"));
+        let mut command = Command::new(feed_program());
         // The feed listens on IPv4 addresses, because this machine's kernel may have no IPv6.
         command
             .args(["--http", "0.0.0.0:8080", "--xds", "127.0.0.1:18000", "--dns", "127.0.0.1:5353", "--drain", "1h"])

@@ -175,7 +175,7 @@ impl LargeCluster {
         fs::write(&kubeconfig, config.to_string()).unwrap();
         // The soft limit of open files is that of container runtimes; the feed must raise the limit itself.
         let mut command = Command::new("prlimit");
-        command.args(["--nofile=1024:", env!("CARGO_BIN_EXE_npl-feed")]);
+        command.arg("--nofile=1024:").arg(api_server::feed_program());
         command.args(["--http", FEED, "--xds", XDS, "--dns", DNS]);
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");

@@ -170,9 +170,7 @@ pub(crate) fn packages() -> Vec<&'static str> {
 }
 
 fn tests() -> Command {
-    let mut command = build::cargo("test");
-    command.args(packages());
-    command
+    build::cargo_test(&packages())
 }
 
 /// The compiled tests. Contains, for each product that the tests need, the product itself or the error of its
