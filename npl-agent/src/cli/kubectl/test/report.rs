@@ -16,6 +16,7 @@ use crate::{
     },
     config::args::OutputFormat,
     core::{
+        pages::url,
         path_test::{Outcome, Row, verdict},
         verdict::HealthVerdict,
     },
@@ -48,6 +49,16 @@ struct Finding {
     state: String,
     found: String,
     advice: Option<String>,
+    /// The section of the documents about the check, as a path in the repository.
+    page: Option<String>,
+}
+
+impl Finding {
+    /// Formats the advice and the URL of the section. The readers are on a workstation without a copy of the documents.
+    fn advice_with_page(&self) -> Option<String> {
+        let page = self.page.as_ref().map(|page| format!("    see {}\n", url(page)));
+        Some(format!("{}: {}\n{}", self.key, self.advice.as_ref()?, page.unwrap_or_default()))
+    }
 }
 
 impl Report {
@@ -110,7 +121,7 @@ impl Diagnosis {
             );
         }
         let cells = self.findings.iter().map(|it| vec![it.key.clone(), it.state.clone(), it.found.clone()]);
-        let advice = self.findings.iter().filter_map(|it| Some(format!("{}: {}\n", it.key, it.advice.as_ref()?)));
+        let advice = self.findings.iter().filter_map(Finding::advice_with_page);
         format!("\nnpl-agent doctor on {node}:\n{}", table(&["CHECK", "STATE", "FOUND"], cells))
             + &advice.collect::<String>()
     }
@@ -127,7 +138,10 @@ fn examine(kubectl: Kubectl<'_>, sites: &[Site], node: &str) -> anyhow::Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::model::{Family, Protocol};
+    use crate::core::{
+        model::{Family, Protocol},
+        pages::of_check,
+    };
 
     fn report() -> Report {
         let failed = Row {
@@ -136,24 +150,27 @@ mod tests {
             ..Row::about("outside → node-1", "node-1", Outcome::Failed, "192.0.2.1:61000: connect: no answer")
         };
         let rows = vec![Row::about("publication", "node-1", Outcome::Passed, "4 node ports"), failed];
-        let finding = Finding {
-            key: "forward_chains".to_owned(),
-            state: "warning".to_owned(),
-            found: "a chain drops".to_owned(),
-            advice: Some("admit the Pods".to_owned()),
-        };
+        let finding = serde_json::json!({
+            "key": "forward_chains",
+            "state": "warning",
+            "found": "a chain drops",
+            "advice": "admit the Pods",
+            "page": of_check("forward_chains"),
+        });
+        let finding = serde_json::from_value(finding).unwrap();
         let doctor = vec![Diagnosis { node: "node-1".to_owned(), findings: vec![finding], error: None }];
         Report { verdict: verdict(&rows), rows, doctor }
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_path_and_the_doctors_advice() {
+    fn the_table_has_a_row_for_each_path_and_the_doctors_advice_and_page() {
         let text = report().as_text();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("publication (node-1)") && lines[1].ends_with("4 node ports"), "{text}");
         assert!(lines[2].starts_with("outside → node-1") && lines[2].contains("tcp        IPv4     FAILED"), "{text}");
         assert_eq!(lines[4], "1 passed, 1 FAILED, 0 not tried, 0 unknown");
-        assert!(text.ends_with("forward_chains: admit the Pods\n"), "{text}");
+        let page = url("docs/reference/doctor.md#forward_chains");
+        assert!(text.ends_with(&format!("forward_chains: admit the Pods\n    see {page}\n")), "{text}");
     }
 
     #[test]
@@ -163,5 +180,6 @@ mod tests {
         assert_eq!(json["rows"][1]["result"], "failed");
         assert_eq!(json["rows"][0]["protocol"], serde_json::Value::Null);
         assert_eq!(json["doctor"][0]["findings"][0]["key"], "forward_chains");
+        assert_eq!(json["doctor"][0]["findings"][0]["page"], "docs/reference/doctor.md#forward_chains");
     }
 }
