@@ -6,6 +6,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
+use super::model::Family;
+
 /// The members of all ports of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceMembers {
@@ -50,11 +52,41 @@ pub struct Names {
     pub http: String,
 }
 
+/// The address of a Node. The JSON object also has the address's IP family, which is derived from the address. When the
+/// object is read, only its field `address` is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "AddressWithFamily", from = "AddressOnly")]
+pub struct MemberAddress(pub IpAddr);
+
+#[derive(Serialize)]
+struct AddressWithFamily {
+    address: IpAddr,
+    family: Family,
+}
+
+impl From<MemberAddress> for AddressWithFamily {
+    fn from(MemberAddress(address): MemberAddress) -> Self {
+        Self { address, family: Family::of(address) }
+    }
+}
+
+#[derive(Deserialize)]
+struct AddressOnly {
+    address: IpAddr,
+}
+
+impl From<AddressOnly> for MemberAddress {
+    fn from(AddressOnly { address }: AddressOnly) -> Self {
+        Self(address)
+    }
+}
+
 /// One port of one Pod, as a load balancer reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// The address of the Node.
-    pub address: IpAddr,
+    /// The address of the Node. In JSON, the fields `address` and `family` of the member.
+    #[serde(flatten)]
+    pub address: MemberAddress,
     /// The node port of the Pod port.
     pub port: u16,
     /// The name of the Pod.
@@ -157,6 +189,20 @@ mod tests {
         assert_eq!(found("80"), [81]);
         assert_eq!(found("81"), [81]);
         assert!(found("none").is_empty());
+    }
+
+    #[test]
+    fn the_family_follows_from_the_address() {
+        for (address, family) in [("192.0.2.10", "IPv4"), ("2001:db8::10", "IPv6")] {
+            let json = serde_json::json!({ "address": address, "family": family, "port": 61000, "pod": "web-0",
+                "node": "node-1", "zone": "west", "ready": true, "draining": false, "weight": 1 });
+            let member: Member = serde_json::from_value(json.clone()).unwrap();
+            assert_eq!(member.address.0.to_string(), address);
+            assert_eq!(serde_json::to_value(&member).unwrap(), json);
+            let mut of_older_feed = json.clone();
+            of_older_feed["family"].take();
+            assert_eq!(serde_json::from_value::<Member>(of_older_feed).unwrap(), member);
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use hickory_server::proto::rr::Name;
-use npl_agent::core::members::{self, Names, PortMembers, ServiceMembers};
+use npl_agent::core::members::{self, MemberAddress, Names, PortMembers, ServiceMembers};
 use serde::Serialize;
 
 use crate::{
@@ -49,7 +49,7 @@ impl Interfaces {
 
 fn member(member: &Member) -> members::Member {
     members::Member {
-        address: member.address,
+        address: MemberAddress(member.address),
         port: member.port,
         pod: member.pod.to_string(),
         node: member.node.to_string(),

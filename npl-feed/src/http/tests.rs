@@ -86,7 +86,7 @@ fn header_of(response: &Response, name: &str) -> String {
 async fn a_port_has_its_members_with_their_state() {
     let body = Scene::new(None).json("/v1/members/default/web/http").await;
     assert_eq!((&body["service"], &body["port"], &body["name"]), (&json!("web"), &json!(80), &json!("http")));
-    let first = json!({ "address": "192.0.2.1", "port": 61000, "pod": "a", "node": "n1", "zone": "west",
+    let first = json!({ "address": "192.0.2.1", "family": "IPv4", "port": 61000, "pod": "a", "node": "n1", "zone": "west",
                         "ready": true, "draining": false, "weight": 1 });
     assert_eq!(body["members"][0], first);
     let states: Vec<_> = body["members"].as_array().unwrap().iter().map(|it| (&it["ready"], &it["draining"])).collect();

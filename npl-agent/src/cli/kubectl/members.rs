@@ -222,7 +222,7 @@ fn as_text(report: &Report, is_wide: bool) -> String {
     let members = report.ports.iter().flat_map(|port| port.members.iter().map(move |member| (port, member)));
     let cells: Vec<Vec<String>> = members
         .map(|(port, member)| {
-            let address = std::net::SocketAddr::new(member.address, member.port).to_string();
+            let address = std::net::SocketAddr::new(member.address.0, member.port).to_string();
             let mut cells = vec![port.title(), address, port.protocol.clone(), member.pod.clone(), member.node.clone()];
             let zone = if member.zone.is_empty() { "-" } else { &member.zone };
             cells.extend([zone.to_owned(), member.state().to_owned(), member.weight.to_string()]);

@@ -14,7 +14,7 @@ fn pod(name: &str, ready: &str, env: &Value) -> Value {
 
 fn body(version: &str) -> Value {
     let member = |port: u16, ready: bool, draining: bool| {
-        json!({ "address": "192.0.2.10", "port": port, "pod": format!("web-{port}"), "node": "node-1", "zone": "west",
+        json!({ "address": "192.0.2.10", "family": "IPv4", "port": port, "pod": format!("web-{port}"), "node": "node-1", "zone": "west",
                 "ready": ready, "draining": draining, "weight": 1 })
     };
     let names = json!({ "xds": "web.shop:http", "dns": "_http._tcp.web.shop.npl.internal",
@@ -80,6 +80,8 @@ fn equal_replicas_are_summed_up_in_a_sentence() {
     }
     assert!(as_text(&report, true).contains("npl-feed-1"), "the wide form lists the replicas");
     assert_eq!(exit_code(&report), 0);
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["ports"][0]["members"], body("")["ports"][0]["members"], "the JSON output has all fields");
 }
 
 #[test]
