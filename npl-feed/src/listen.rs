@@ -43,8 +43,10 @@ const PROBE: Duration = Duration::from_secs(5);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The interval of HTTP/2 keepalive pings. The feed closes the connection of a client that does not answer the pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// The maximum number of concurrent streams of one HTTP/2 connection.
-const STREAMS: u32 = 64;
+/// The maximum number of concurrent streams of one HTTP/2 connection. The feed resets further streams. A client that does
+/// not open the flow-control window of its streams therefore keeps at most this number of answers in the feed's memory
+/// for each connection. Load balancers and gRPC clients use one stream, and HTTP clients one stream for each long poll.
+pub const MOST_STREAMS: u32 = 16;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 /// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
@@ -201,7 +203,7 @@ async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(HANDSHAKE)
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MOST_STREAMS)
         .max_send_buf_size(SEND_BUFFER);
     let service = TowerToHyperService::new(router);
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {

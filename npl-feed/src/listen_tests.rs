@@ -194,6 +194,55 @@ async fn a_connection_ends_when_the_client_stops_reading() {
     assert!(waited >= stall::LIMIT && waited < stall::LIMIT + Duration::from_secs(1), "{waited:?}");
 }
 
+/// An HTTP/2 frame.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// A client with closed flow-control windows reads no answer, but reads the TCP connection, so the connection does not
+/// stall. The number of answers that the feed keeps for the connection is bounded.
+#[tokio::test]
+async fn a_connection_with_closed_windows_keeps_a_bounded_number_of_answers() {
+    const REQUESTS: u32 = 4 * MOST_STREAMS;
+    const REFUSED_STREAM: [u8; 4] = [0, 0, 0, 7];
+    let answers = Arc::new(());
+    let kept = Arc::clone(&answers);
+    let answer = || async move {
+        let parts = futures::stream::repeat_with(move || {
+            assert!(Arc::strong_count(&kept) > 1, "each answer keeps a reference while its body exists");
+            io::Result::Ok(vec![b'x'; SEND_BUFFER])
+        });
+        axum::body::Body::from_stream(parts)
+    };
+    let (address, _status, task) = listening(Router::new().route("/", routing::get(answer)), &[]).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    // The setting 4 is the initial window of each stream.
+    let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    // `GET http://a/`: three elements of HPACK's static table, and the name `a`.
+    let header = [0x82, 0x86, 0x84, 0x41, 1, b'a'];
+    let requests = (0..REQUESTS).flat_map(|number| frame(1, 5, 2 * number + 1, &header));
+    let bytes: Vec<u8> = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".iter().copied().chain(settings).chain(requests).collect();
+    client.write_all(&bytes).await.unwrap();
+    let (mut answered, mut refused) = (0, 0);
+    while answered + refused < REQUESTS {
+        let mut head = [0; 9];
+        timeout(PATIENCE, client.read_exact(&mut head)).await.expect("an answer to each request").unwrap();
+        let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+        timeout(PATIENCE, client.read_exact(&mut payload)).await.unwrap().unwrap();
+        match head[3] {
+            1 => answered += 1,
+            3 if payload == REFUSED_STREAM => refused += 1,
+            _ => {}
+        }
+    }
+    assert_eq!((answered, refused), (MOST_STREAMS, REQUESTS - MOST_STREAMS));
+    // One reference belongs to this test, and one to the route.
+    let of_answers = Arc::strong_count(&answers).saturating_sub(2);
+    assert!(of_answers <= usize::try_from(MOST_STREAMS).unwrap() + 1, "{of_answers} answers are kept");
+    task.abort();
+}
+
 /// Starts an xDS server whose snapshot has two members of `web`, and connects a client to it.
 async fn xds(token: Option<Token>) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
     xds_with(token, Arc::default()).await

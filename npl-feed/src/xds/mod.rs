@@ -18,7 +18,7 @@ mod served_tests;
 #[cfg(test)]
 mod tests;
 
-use std::{convert::Infallible, marker::PhantomData, sync::Arc};
+use std::{convert::Infallible, error::Error as _, marker::PhantomData, sync::Arc};
 
 use axum::{
     Router,
@@ -80,23 +80,35 @@ async fn open<S: Session>(State(discovery): State<Discovery>, request: Request) 
     let decoder = RequestDecoder::<S::Request>(PhantomData);
     let requests = Streaming::new_request(decoder, request.into_body(), None, Some(LARGEST_REQUEST));
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(serve::<S>(requests, discovery.published, discovery.status, sender));
-    let parts = ReceiverStream::new(receiver).flat_map(stream::iter).map(Frame::data);
-    let success =
-        HeaderMap::from_iter([(header::HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
-    let frames = parts.chain(stream::iter([Frame::trailers(success)])).map(Ok::<_, Infallible>);
+    tokio::spawn(async move {
+        let end = serve::<S>(requests, discovery.published, discovery.status, &sender).await;
+        // An error is ignored: it only means that the client has closed the stream.
+        drop(sender.send(vec![Frame::trailers(trailers(&end))]).await);
+    });
+    let frames = ReceiverStream::new(receiver).flat_map(stream::iter).map(Ok::<_, Infallible>);
     ([(header::CONTENT_TYPE, GRPC)], Body::new(StreamBody::new(frames))).into_response()
+}
+
+/// Returns the trailers that end a stream with this status.
+fn trailers(end: &tonic::Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if let Err(error) = end.add_header(&mut trailers) {
+        tracing::debug!(%error, "the status of an xDS stream has a text that cannot be sent");
+    }
+    trailers
 }
 
 /// Decodes the requests of a stream.
 struct RequestDecoder<T>(PhantomData<T>);
 
-impl<T: prost::Message + Default> Decoder for RequestDecoder<T> {
+impl<T: prost::Message + prost::Name + Default> Decoder for RequestDecoder<T> {
     type Item = T;
     type Error = tonic::Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<T>, tonic::Status> {
-        T::decode(buffer).map(Some).map_err(|error| tonic::Status::internal(error.to_string()))
+        T::decode(buffer)
+            .map(Some)
+            .map_err(|error| tonic::Status::internal(format!("the message is no {}: {error}", T::NAME)))
     }
 }
 
@@ -116,42 +128,42 @@ impl Drop for OpenStream {
     }
 }
 
+/// Serves a stream. Returns the status that ends the stream.
 async fn serve<S: Session>(
     mut requests: Streaming<S::Request>,
     mut published: Published,
     status: Arc<Status>,
-    sender: mpsc::Sender<Vec<Bytes>>,
-) {
+    sender: &mpsc::Sender<Vec<Frame<Bytes>>>,
+) -> tonic::Status {
     let _open = OpenStream::new(&status);
     let mut session = S::default();
     // The stream waits for the first snapshot, because a response without a snapshot would remove all members from the
     // client.
     let first = tokio::select! {
-        () = sender.closed() => return,
+        () = sender.closed() => return closed_by_client(),
         first = published.wait_for(Option::is_some) => first.map(|snapshot| snapshot.clone()),
     };
-    let Ok(Some(mut snapshot)) = first else { return };
+    let Ok(Some(mut snapshot)) = first else { return ending() };
     loop {
         let responses = tokio::select! {
             // A response is computed only after the stream has accepted the previous response.
             biased;
-            () = sender.closed() => return,
+            () = sender.closed() => return closed_by_client(),
             request = requests.message() => match request {
                 Ok(Some(request)) => {
                     let handled = session.on_request(&request, &snapshot);
                     status.count_xds(handled.kind, handled.event);
                     handled.response.into_iter().collect()
                 }
-                Ok(None) => return,
+                Ok(None) => return tonic::Status::ok(""),
                 Err(error) => {
-                    status.count_xds("unknown", "malformed");
-                    tracing::debug!(%error, "an xDS stream ended with an error");
-                    return;
+                    count_error(&error, &status);
+                    return error;
                 }
             },
             changed = published.changed() => {
                 if changed.is_err() {
-                    return;
+                    return ending();
                 }
                 let latest = published.borrow_and_update().clone();
                 snapshot = latest.unwrap_or_default();
@@ -160,9 +172,27 @@ async fn serve<S: Session>(
         };
         for (kind, response) in responses {
             status.count_xds(kind, "sent");
-            if sender.send(response.into_message()).await.is_err() {
-                return;
+            let parts = response.into_message().into_iter().map(Frame::data).collect();
+            if sender.send(parts).await.is_err() {
+                return closed_by_client();
             }
         }
     }
+}
+
+/// Counts and logs a request that the feed cannot read. Interrupted connections, whose errors have a source, are only
+/// logged.
+fn count_error(error: &tonic::Status, status: &Status) {
+    if error.source().is_none() {
+        status.count_xds("unknown", "malformed");
+    }
+    tracing::debug!(%error, "an xDS stream ended with an error");
+}
+
+fn closed_by_client() -> tonic::Status {
+    tonic::Status::cancelled("the client has closed the stream")
+}
+
+fn ending() -> tonic::Status {
+    tonic::Status::unavailable("the feed is ending")
 }

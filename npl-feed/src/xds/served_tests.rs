@@ -4,7 +4,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use axum::{body::to_bytes, http};
+use axum::http;
 use envoy_types::pb::{
     envoy::{
         config::cluster::v3::Cluster,
@@ -15,6 +15,7 @@ use envoy_types::pb::{
     },
     google::rpc::Status as RpcStatus,
 };
+use http_body_util::BodyExt as _;
 use proptest::{prelude::*, sample::Index};
 use prost::{Message as _, Name as _};
 use tokio::{
@@ -24,7 +25,7 @@ use tokio::{
     task::JoinHandle,
     time::timeout,
 };
-use tonic::transport::Channel;
+use tonic::{Code, transport::Channel};
 use tower::ServiceExt as _;
 
 use super::{
@@ -59,16 +60,17 @@ impl Server {
         Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
     }
 
-    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends it.
-    async fn call(&self, method: &str, body: Vec<u8>) {
+    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends it. Returns the trailers
+    /// of the answer, or `None` if the server has reset the stream.
+    async fn call(&self, method: &str, body: Vec<u8>) -> Option<HeaderMap> {
         let request = http::Request::post(method).header("content-type", "application/grpc").header("te", "trailers");
         let request = request.body(tonic::body::Body::new(Body::from(body))).unwrap();
         let answer = async {
             let response = self.connect().await.oneshot(request).await.unwrap();
-            // The body may end with an error: a reset of the stream.
-            drop(to_bytes(Body::new(response.into_body()), usize::MAX).await);
+            let collected = response.into_body().collect().await.ok()?;
+            Some(collected.trailers().cloned().unwrap_or_default())
         };
-        timeout(PATIENCE, answer).await.expect("the server does not end its answer");
+        timeout(PATIENCE, answer).await.expect("the server does not end its answer")
     }
 
     /// Sends bytes by a connection of its own, and reads until the server closes the connection.
@@ -188,6 +190,59 @@ proptest! {
             server.task.abort();
         });
     }
+}
+
+/// A gRPC message with this compression flag and length.
+fn grpc(flag: u8, length: usize, message: &[u8]) -> Vec<u8> {
+    [&[flag][..], &u32::try_from(length).unwrap().to_be_bytes(), message].concat()
+}
+
+/// The status of the stream that a malformed message ends is an error, with which a client logs the cause. With
+/// `grpc-status: 0`, the client would open the stream again and again without a log line.
+#[tokio::test]
+async fn a_malformed_message_ends_the_stream_with_an_error() {
+    let server = Server::start().await;
+    let valid = DiscoveryRequest { type_url: Cluster::type_url(), ..DiscoveryRequest::default() }.encode_to_vec();
+    let valid = grpc(0, valid.len(), &valid);
+    let (mut malformed, internal) = (0, Code::Internal);
+    for (method, request) in [(STATE_OF_THE_WORLD, "no DiscoveryRequest"), (DELTA, "no DeltaDiscoveryRequest")] {
+        for (message, code, text) in [
+            (grpc(0, 3, &[0xff; 3]), internal, request),
+            (grpc(0, 2, &[0x0a, 0x7f]), internal, request),
+            (grpc(1, 2, &[0, 0]), internal, "compress"),
+            (grpc(7, 2, &[0, 0]), internal, "compression flag"),
+            (grpc(0, 100, &[0; 4]), internal, "EOF"),
+            (grpc(0, LARGEST_REQUEST + 1, &[0; 4]), Code::OutOfRange, "too large"),
+        ] {
+            for body in [message.clone(), [&valid[..], &message].concat()] {
+                let trailers = server.call(method, body).await.expect("trailers");
+                let status = tonic::Status::from_header_map(&trailers).expect("a status");
+                assert_eq!(status.code(), code, "{method} {message:x?}: {status:?}");
+                assert!(status.message().contains(text), "{method} {message:x?}: {status:?}");
+                malformed += 1;
+                let line = format!("npl_feed_xds_messages_total{{type=\"unknown\",event=\"malformed\"}} {malformed}");
+                server.expect_metric(&line).await;
+            }
+        }
+        for body in [Vec::new(), valid.clone()] {
+            let trailers = server.call(method, body).await.expect("trailers");
+            assert_eq!(trailers["grpc-status"], "0", "a client that ends its requests gets no error");
+        }
+    }
+    server.task.abort();
+}
+
+#[tokio::test]
+async fn an_interrupted_connection_is_no_malformed_message() {
+    let status = Arc::<Status>::default();
+    let (_publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
+    let interrupted = stream::iter([Err::<Bytes, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
+    let request = http::Request::post(DELTA).body(Body::from_stream(interrupted)).unwrap();
+    let response = router(published, Arc::clone(&status)).oneshot(request).await.unwrap();
+    let trailers =
+        timeout(PATIENCE, response.into_body().collect()).await.unwrap().unwrap().trailers().cloned().unwrap();
+    assert_ne!(trailers["grpc-status"], "0");
+    assert!(!status.encode().unwrap().contains("event=\"malformed\""), "{}", status.encode().unwrap());
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ pub(super) struct Handled {
 
 /// The state machine of one xDS stream.
 pub(super) trait Session: Default + Send + 'static {
-    type Request: prost::Message + Default + 'static;
+    type Request: prost::Message + prost::Name + Default + 'static;
 
     fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled;
     /// Returns the responses to send after a new snapshot, in the order in which a client needs them.
