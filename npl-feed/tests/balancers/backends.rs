@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! HTTP servers that stand in for Pods and answer with the name of their Pod.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
-use axum::{Router, routing::get};
+use axum::{Router, routing::any};
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
@@ -32,7 +39,7 @@ impl Backends {
         let name = pod.to_owned();
         let listener = self.runtime.block_on(TcpListener::bind(address)).unwrap();
         let task = self.runtime.spawn(async move {
-            let router = Router::new().route("/", get(|| async move { name }));
+            let router = Router::new().route("/", any(|| async move { name }));
             let ended = async {
                 // The receiver's error is ignored: it only means that the sender was dropped, which stops the server.
                 drop(stopped.await);
@@ -51,34 +58,43 @@ impl Backends {
         address
     }
 
-    /// Replaces the server of a Pod by one that accepts connections, and resets each of them when a request arrives, as
-    /// the kernel does with the connections of a process that crashes.
+    /// Replaces the server of a Pod by one that resets connections, as in [`Self::start_crashing`].
     pub(crate) fn crash(&mut self, pod: &str) {
         let address = self.stop(pod);
+        self.start_crashing(pod, address);
+    }
+
+    /// Starts a server that accepts connections, and resets each of them when a request arrives, as the kernel does with
+    /// the connections of a process that crashes. Returns the number of requests that have arrived.
+    pub(crate) fn start_crashing(&mut self, pod: &str, address: SocketAddr) -> Arc<AtomicUsize> {
         let (stop, stopped) = oneshot::channel();
+        let received = Arc::<AtomicUsize>::default();
+        let counter = Arc::clone(&received);
         let listener = self.runtime.block_on(TcpListener::bind(address)).unwrap();
         let task = self.runtime.spawn(async move {
             tokio::select! {
-                () = reset_all(&listener) => {}
+                () = reset_all(&listener, &counter) => {}
                 _dropped = stopped => {}
             }
         });
         self.running.insert(pod.to_owned(), (address, stop, task));
+        received
     }
 }
 
 #[expect(clippy::infinite_loop, reason = "the future is dropped")]
-async fn reset_all(listener: &TcpListener) {
+async fn reset_all(listener: &TcpListener, received: &Arc<AtomicUsize>) {
     loop {
         let (stream, _client) = listener.accept().await.unwrap();
-        tokio::spawn(reset_after_request(stream));
+        tokio::spawn(reset_after_request(stream, Arc::clone(received)));
     }
 }
 
-async fn reset_after_request(mut stream: TcpStream) {
+async fn reset_after_request(mut stream: TcpStream, received: Arc<AtomicUsize>) {
     let mut request = [0; 1024];
     // Without a request, the connection is one of a health check, and is closed without a reset.
     if stream.read(&mut request).await.is_ok_and(|length| length > 0) {
+        received.fetch_add(1, Ordering::SeqCst);
         stream.set_zero_linger().unwrap();
     }
 }

@@ -22,6 +22,7 @@ mod grpc;
 mod load;
 mod memory;
 mod network;
+mod retries;
 mod scene;
 mod slow;
 mod tls;

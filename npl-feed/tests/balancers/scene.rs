@@ -42,7 +42,7 @@ pub(crate) const LIMIT: Duration = Duration::from_mins(3);
 /// If this many successive requests reach other Pods, the load balancer counts as no longer using a Pod.
 pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
-const BALANCER: &str = "127.0.0.1:8000";
+pub(crate) const BALANCER: &str = "127.0.0.1:8000";
 
 /// All running parts of a test. Fields are dropped in declaration order, so the clients of `load` stop first.
 pub(crate) struct Scene {
@@ -123,7 +123,7 @@ impl Scene {
         let replicas = NODES.iter().take(replicas);
         let feeds = replicas.map(|node_ip| Some(Feed::start(node_ip, pods.values().cloned().collect()))).collect();
         let log = folder.join("log");
-        let process = launch(balancer, &folder, &log);
+        let process = launch(balancer, &folder, &log, &[]);
         let name = balancer.name;
         let mut scene = Self { load: None, process, log, feeds, backends, pods, started: 3, clients, name, folder };
         scene.wait("the first answer", |scene| {
@@ -303,11 +303,12 @@ pub(crate) fn last_lines(log: &str) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// Starts a load balancer with the configuration that the document shows.
-fn launch(balancer: &LoadBalancer, folder: &Path, log: &Path) -> Child {
+/// Starts a load balancer with the configuration that the document shows. In this configuration, the first text of each
+/// pair of `replacements` is replaced by the second one.
+pub(crate) fn launch(balancer: &LoadBalancer, folder: &Path, log: &Path, replacements: &[(&str, &str)]) -> Child {
     let output = fs::File::create(log).unwrap();
     let mut command = Command::new(balancer.program().unwrap());
-    balancer.configure(&mut command, folder, &[]).unwrap();
+    balancer.configure(&mut command, folder, replacements).unwrap();
     command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);
     command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", balancer.name))
 }
