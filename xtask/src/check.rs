@@ -59,17 +59,24 @@ fn formatting() -> Result<()> {
     process::run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// Lints with the profile of the tests, so that build scripts and procedural macros are compiled once for both.
 fn lints() -> Result<()> {
-    let mut command = build::cargo("clippy");
+    let mut command = without_kernel_programs("clippy");
     command.args(["--workspace", "--exclude", "npl-ebpf", "--all-targets", "--all-features"]);
     process::run(command.args(["--", "-D", "warnings"]))
 }
 
 fn documentation() -> Result<()> {
-    let mut command = build::cargo("doc");
+    let mut command = without_kernel_programs("doc");
     command.args(["--workspace", "--no-deps", "--document-private-items"]);
     process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+/// Returns a cargo command with the profile of the agent and the tests, so that build scripts and procedural macros are
+/// compiled once for all of them. The kernel programs, which the agent embeds, may not be built yet.
+fn without_kernel_programs(subcommand: &str) -> Command {
+    let mut command = build::cargo(subcommand);
+    command.env_remove("NPL_BPF_OBJECT");
+    command
 }
 
 /// Compares the dependencies with `deny.toml`. The check of advisories is left out, because its result changes without
