@@ -209,9 +209,17 @@ mod tests {
     use std::os::unix::process::CommandExt as _;
     use std::process::Command;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
+    use std::{fs, process, thread};
 
     use super::EchoServer;
+
+    /// Returns a port that the kernel never chooses for the sockets of other tests. A client's socket in `TIME_WAIT`
+    /// keeps a port that the kernel has chosen in use for a minute, also without the socket's process.
+    fn port_below_the_chosen_ones() -> u16 {
+        let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+        let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
+        lowest - 1 - u16::try_from(process::id() % 500).unwrap()
+    }
 
     /// A port can be bound again although other tests start programs at any time. Between fork and execve, each child
     /// process holds copies of this test's sockets.
@@ -233,9 +241,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(start_programs);
             }
-            let first = EchoServer::start("first", &[0]).unwrap();
-            let port = first.sockets[1].local_addr().unwrap().as_socket().unwrap().port();
-            drop(first);
+            let port = port_below_the_chosen_ones();
             let servers = (0..100).map(|_| EchoServer::start("next", &[port]).map(drop));
             let outcome: Result<Vec<()>, _> = servers.collect();
             is_over.store(true, Ordering::Relaxed);
