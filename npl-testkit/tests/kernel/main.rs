@@ -11,6 +11,7 @@ mod differential;
 mod lab;
 mod links;
 mod lists;
+mod loads;
 mod local;
 mod oracle;
 mod prog_run;

@@ -27,8 +27,8 @@ pub(crate) struct Options {
     /// Run only the steps with this text in their names, as the summary lists them.
     #[arg(long, value_name = "TEXT")]
     step: Option<String>,
-    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10 without
-    /// slow tests; with `--filter`: none].
+    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10 with a
+    /// part of the tests; with `--filter`: none].
     #[arg(long, value_delimiter = ',')]
     kernels: Option<Vec<KernelName>>,
     /// Kernels under which tests only load the kernel programs, by emulation: 5.10, 6.1, 6.12, latest, or none.

@@ -20,7 +20,6 @@ mod forged_sctp;
 pub(crate) mod fragments;
 mod host_connection;
 mod l3;
-mod loads;
 mod lookup_cache;
 mod offload;
 mod packet_trace;
