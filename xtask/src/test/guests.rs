@@ -77,7 +77,7 @@ const LEFT_OUT: [&str; 41] = [
 /// Two guests share the packet tests under a kernel; each guest uses one processor of the host. The first guest runs
 /// the tests with one of these texts in their names. The second guest runs the rest of the tests, so that both guests
 /// take about the same time.
-const FIRST_SHARE: [&str; 6] = ["differential::", "links::", "lists::", "loads::", "local::", "prog_run::"];
+const FIRST_SHARE: [&str; 6] = ["differential::", LOADING_TESTS, "links::", "lists::", "local::", "prog_run::"];
 
 /// Arguments that skip the tests with a TUN device, because guests have no device node for it. The results of these
 /// tests do not depend on the kernel's version.
@@ -326,7 +326,7 @@ mod tests {
             "prog_run::two",
             "links::filter_order::three",
             "traffic::flow_offload::four",
-            "loads::five",
+            "loads::every_program_loads",
         ];
         assert_eq!(tests.map(|test| runs(test, true)), [0, 0, 1, 1, 1]);
         assert_eq!(tests.map(|test| runs(test, false)), [1; 5]);
