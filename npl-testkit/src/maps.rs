@@ -65,21 +65,25 @@ pub fn empty(pin: &Path) -> Result<()> {
 /// of a missing key from the first bucket on, which takes quadratic time for a large table.
 fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let map = map.cast_unsigned();
-    let (mut current, mut next) = (vec![0_u8; key_size], vec![0_u8; key_size]);
-    let mut is_first = true;
-    for _ in 0..MOST_ELEMENTS {
-        let key = if is_first { 0 } else { current.as_mut_ptr() as u64 };
-        let next_key_or_value = next.as_mut_ptr() as u64;
-        let found = bpf::call(BPF_MAP_GET_NEXT_KEY, &mut Element { map, pad: 0, key, next_key_or_value, flags: 0 });
-        if !is_first {
-            bpf::call(BPF_MAP_DELETE_ELEM, &mut Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
+    let (mut first, mut second) = (vec![0_u8; key_size], vec![0_u8; key_size]);
+    // The addresses of two keys: an element, and its successor.
+    let (mut current, mut next) = (first.as_mut_ptr() as u64, second.as_mut_ptr() as u64);
+    let has_successor = |key: u64, next_key_or_value: u64| {
+        let mut element = Element { map, pad: 0, key, next_key_or_value, flags: 0 };
+        match bpf::call(BPF_MAP_GET_NEXT_KEY, &mut element) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            found => found.map(|_| true),
         }
-        match found {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
-            found => found?,
-        };
+    };
+    // The successor of no key is the first element.
+    let mut is_element = has_successor(0, current)?;
+    for _ in 0..MOST_ELEMENTS {
+        if !is_element {
+            return Ok(());
+        }
+        is_element = has_successor(current, next)?;
+        bpf::call(BPF_MAP_DELETE_ELEM, &mut Element { map, pad: 0, key: current, next_key_or_value: 0, flags: 0 })?;
         std::mem::swap(&mut current, &mut next);
-        is_first = false;
     }
     Err(io::Error::other("another process is filling the map"))
 }

@@ -2,8 +2,8 @@
 //! Starts and stops a real etcd and kube-apiserver for one run of a test.
 
 mod credentials;
+mod etcd_data;
 mod rotation;
-mod template;
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 pub use self::credentials::Account;
 pub(crate) use self::credentials::write_secret;
 use self::credentials::{Tokens, kubeconfig};
+use self::etcd_data::{EtcdData, Template};
 pub use self::rotation::SERVICE_ACCOUNT;
-use self::template::{Shared, Template};
 use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
@@ -36,6 +36,9 @@ const ADMIN: &str = "admin";
 /// The file names of kubeconfigs.
 const ADMIN_KUBECONFIG: &str = "admin.kubeconfig";
 const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
+
+/// The name of the directory of etcd's data.
+const ETCD_DIRECTORY: &str = "etcd";
 
 /// Time limit of a start, which takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
@@ -56,7 +59,7 @@ pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// etcd's data after a first start of the API server, for all later control planes of this process without kubelets.
-static TEMPLATE: Shared = Shared::new();
+static TEMPLATE: Template = Template::new();
 
 /// A running control plane. Dropping this value stops etcd and the API server.
 #[derive(Debug)]
@@ -70,6 +73,8 @@ pub struct ControlPlane {
     tokens: Tokens,
     api_server: Option<Process>,
     etcd: Process,
+    /// The data that [`Self::back_up_etcd`] has read.
+    backup: Option<EtcdData>,
     binaries: Binaries,
 }
 
@@ -118,12 +123,12 @@ impl ControlPlane {
     }
 
     /// Starts a control plane once and returns the data that it wrote.
-    fn make_template(run: &Run) -> Result<Template> {
+    fn make_template(run: &Run) -> Result<EtcdData> {
         let mut plane = Self::launch(run, None, Reach::Loopback, &[], &[], None)?;
         plane.kill_api_server()?;
         // etcd writes its database to the file only from time to time, and at its end after SIGTERM.
         plane.etcd.terminate(STOP_LIMIT)?;
-        Template::read(&plane.directory.join("etcd"))
+        EtcdData::read(&plane.etcd_directory())
     }
 
     fn launch(
@@ -132,7 +137,7 @@ impl ControlPlane {
         reach: Reach,
         accounts: &[Account],
         flags: &[String],
-        template: Option<&Template>,
+        data: Option<&EtcdData>,
     ) -> Result<Self> {
         let binaries = Binaries::find()?;
         let directory = run.file(&format!("control-plane-{}", random_hex(2)?));
@@ -140,13 +145,14 @@ impl ControlPlane {
         let ports = Ports::free(netns, reach)?;
         let tokens = Tokens::write(&directory.join("tokens.csv"), &[&[Account::admin()], accounts].concat())?;
         credentials::write_signing_key(&directory.join("sa.key"), &directory.join("sa.pub"))?;
-        if let Some(template) = template {
-            template.write(&directory.join("etcd")).context("write the data of etcd")?;
+        if let Some(data) = data {
+            data.write(&directory.join(ETCD_DIRECTORY))?;
         }
         let etcd =
             Process::spawn("etcd", etcd_command(&binaries, netns, &directory, ports)?, &directory.join("etcd.log"))?;
         let (netns, flags) = (netns.cloned(), flags.to_vec());
-        let mut plane = Self { directory, netns, reach, flags, ports, tokens, api_server: None, etcd, binaries };
+        let mut plane =
+            Self { directory, netns, reach, flags, ports, tokens, api_server: None, etcd, backup: None, binaries };
         plane.start_api_server()?;
         write_secret(&plane.admin_kubeconfig(), &plane.kubeconfig(ADMIN)?)?;
         Ok(plane)
@@ -207,7 +213,7 @@ impl ControlPlane {
     /// Copies etcd's data while etcd is stopped. Returns once the API server is ready again.
     pub fn back_up_etcd(&mut self) -> Result<()> {
         self.etcd.kill()?;
-        self.copy_data("etcd", "etcd-backup")?;
+        self.backup = Some(EtcdData::read(&self.etcd_directory())?);
         self.restart_etcd()
     }
 
@@ -216,19 +222,11 @@ impl ControlPlane {
     pub fn restore_etcd(&mut self) -> Result<()> {
         self.stop_api_server()?;
         self.etcd.kill()?;
-        fs::remove_dir_all(self.directory.join("etcd")).context("remove the data of etcd")?;
-        self.copy_data("etcd-backup", "etcd")?;
+        fs::remove_dir_all(self.etcd_directory()).context("remove the data of etcd")?;
+        self.backup.as_ref().context("etcd has no backup")?.write(&self.etcd_directory())?;
         let command = etcd_command(&self.binaries, self.netns.as_ref(), &self.directory, self.ports)?;
         self.etcd = Process::spawn("etcd", command, &self.directory.join("etcd.log"))?;
         self.start_api_server()
-    }
-
-    fn copy_data(&self, from: &str, to: &str) -> Result<()> {
-        let mut copy = Command::new("cp");
-        copy.arg("--archive").arg(self.directory.join(from)).arg(self.directory.join(to));
-        let status = copy.status().context("run cp")?;
-        ensure!(status.success(), "copy the data of etcd: {status}");
-        Ok(())
     }
 
     /// Kills etcd and starts it again with the same data. Returns once the API server is ready again.
@@ -307,6 +305,10 @@ impl ControlPlane {
     /// The namespace in which the API server listens.
     pub fn netns(&self) -> Option<&Netns> {
         self.netns.as_ref()
+    }
+
+    fn etcd_directory(&self) -> PathBuf {
+        self.directory.join(ETCD_DIRECTORY)
     }
 
     /// The directory of data and logs.
@@ -431,7 +433,7 @@ fn etcd_command(binaries: &Binaries, netns: Option<&Netns>, directory: &Path, po
     let client = format!("http://127.0.0.1:{}", ports.etcd);
     let peer = format!("http://127.0.0.1:{}", ports.etcd_peer);
     let mut command = command_in(netns, &binaries.etcd)?;
-    command.arg("--data-dir").arg(directory.join("etcd")).args(["--unsafe-no-fsync", "--log-level", "error"]);
+    command.arg("--data-dir").arg(directory.join(ETCD_DIRECTORY)).args(["--unsafe-no-fsync", "--log-level", "error"]);
     command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     command.args(["--initial-cluster", &format!("default={peer}")]);

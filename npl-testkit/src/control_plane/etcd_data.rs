@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data of an etcd in which an API server has started once. The first start of an API server with empty data writes
-//! several hundred objects, and takes twice as much processor time as a start with this data.
+//! Copies of etcd's data: backups, and the template from which control planes start. The first start of an API server
+//! with empty data writes several hundred objects, and takes twice as much processor time as a start with the data of an
+//! earlier start.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +11,12 @@ use anyhow::{Context, Result};
 
 /// The files of etcd's data, in memory, so that no file of one run is needed by another.
 #[derive(Debug)]
-pub(super) struct Template {
-    files: Vec<TemplateFile>,
+pub(super) struct EtcdData {
+    files: Vec<DataFile>,
 }
 
 #[derive(Debug)]
-struct TemplateFile {
+struct DataFile {
     /// The path below etcd's directory of data.
     path: PathBuf,
     /// The contents up to the last byte that is not zero.
@@ -24,7 +25,7 @@ struct TemplateFile {
     size: u64,
 }
 
-impl Template {
+impl EtcdData {
     /// Reads the data of an etcd that has stopped.
     ///
     /// # Errors
@@ -48,7 +49,7 @@ impl Template {
                 bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
                 bytes.shrink_to_fit();
                 let path = path.strip_prefix(data).context("a file outside the data")?.to_owned();
-                files.push(TemplateFile { path, bytes, size });
+                files.push(DataFile { path, bytes, size });
             }
         }
         Ok(Self { files })
@@ -59,7 +60,7 @@ impl Template {
     /// # Errors
     /// If a file cannot be written.
     pub(super) fn write(&self, data: &Path) -> Result<()> {
-        for TemplateFile { path, bytes, size } in &self.files {
+        for DataFile { path, bytes, size } in &self.files {
             let path = data.join(path);
             let folder = path.parent().unwrap_or(data);
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -74,16 +75,16 @@ impl Template {
 /// The template of this process, which the second start of a control plane makes. A process that starts one control
 /// plane needs no template.
 #[derive(Debug)]
-pub(super) struct Shared(Mutex<State>);
+pub(super) struct Template(Mutex<State>);
 
 #[derive(Debug)]
 enum State {
     Unused,
     Wanted,
-    Made(&'static Template),
+    Made(&'static EtcdData),
 }
 
-impl Shared {
+impl Template {
     pub(super) const fn new() -> Self {
         Self(Mutex::new(State::Unused))
     }
@@ -93,7 +94,7 @@ impl Shared {
     ///
     /// # Errors
     /// Those of `make`. The next call makes the template.
-    pub(super) fn get(&self, make: impl FnOnce() -> Result<Template>) -> Result<Option<&'static Template>> {
+    pub(super) fn get(&self, make: impl FnOnce() -> Result<EtcdData>) -> Result<Option<&'static EtcdData>> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
             State::Unused => {
@@ -102,7 +103,7 @@ impl Shared {
             }
             State::Wanted => {
                 // A few hundred kilobytes that are used until this process ends.
-                let template: &'static Template = Box::leak(Box::new(make()?));
+                let template: &'static EtcdData = Box::leak(Box::new(make()?));
                 *state = State::Made(template);
                 Ok(Some(template))
             }
@@ -117,7 +118,7 @@ mod tests {
 
     use anyhow::anyhow;
 
-    use super::{Shared, Template};
+    use super::{EtcdData, Template};
 
     #[test]
     fn written_data_equals_the_data_that_was_read() {
@@ -128,7 +129,7 @@ mod tests {
         for (name, bytes) in [("member/wal/0.wal", &log[..]), ("member/wal/1.tmp", b"next"), ("empty", b"")] {
             fs::write(data.join(name), bytes).unwrap();
         }
-        let template = Template::read(&data).unwrap();
+        let template = EtcdData::read(&data).unwrap();
         assert!(template.files.iter().all(|file| file.bytes.len() < 10), "zeros at the end take no memory");
         template.write(&copy).unwrap();
         assert_eq!(fs::read(copy.join("member/wal/0.wal")).unwrap(), log);
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_second_start_makes_the_template_that_all_later_starts_use() {
-        let (shared, empty) = (Shared::new(), || Ok(Template { files: Vec::new() }));
+        let (shared, empty) = (Template::new(), || Ok(EtcdData { files: Vec::new() }));
         assert!(shared.get(|| Err(anyhow!("not needed"))).unwrap().is_none());
         assert!(shared.get(|| Err(anyhow!("no etcd"))).is_err());
         assert!(shared.get(empty).unwrap().is_some());
