@@ -46,7 +46,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// The maximum number of concurrent streams of one HTTP/2 connection. The feed resets further streams. A client that does
 /// not open the flow-control window of its streams therefore keeps at most this number of answers in the feed's memory
 /// for each connection. Load balancers and gRPC clients use one stream, and HTTP clients one stream for each long poll.
-pub const MOST_STREAMS: u32 = 16;
+const MOST_STREAMS: u32 = 16;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
 /// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.

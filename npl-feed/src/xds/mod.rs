@@ -80,12 +80,13 @@ async fn open<S: Session>(State(discovery): State<Discovery>, request: Request) 
     let decoder = RequestDecoder::<S::Request>(PhantomData);
     let requests = Streaming::new_request(decoder, request.into_body(), None, Some(LARGEST_REQUEST));
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(async move {
-        let end = serve::<S>(requests, discovery.published, discovery.status, &sender).await;
-        // An error is ignored: it only means that the client has closed the stream.
-        drop(sender.send(vec![Frame::trailers(trailers(&end))]).await);
+    let serving = tokio::spawn(serve::<S>(requests, discovery.published, discovery.status, sender));
+    let parts = ReceiverStream::new(receiver).flat_map(stream::iter).map(Frame::data);
+    let end = stream::once(async move {
+        let end = serving.await.unwrap_or_else(|error| tonic::Status::internal(error.to_string()));
+        Frame::trailers(trailers(&end))
     });
-    let frames = ReceiverStream::new(receiver).flat_map(stream::iter).map(Ok::<_, Infallible>);
+    let frames = parts.chain(end).map(Ok::<_, Infallible>);
     ([(header::CONTENT_TYPE, GRPC)], Body::new(StreamBody::new(frames))).into_response()
 }
 
@@ -133,7 +134,7 @@ async fn serve<S: Session>(
     mut requests: Streaming<S::Request>,
     mut published: Published,
     status: Arc<Status>,
-    sender: &mpsc::Sender<Vec<Frame<Bytes>>>,
+    sender: mpsc::Sender<Vec<Bytes>>,
 ) -> tonic::Status {
     let _open = OpenStream::new(&status);
     let mut session = S::default();
@@ -172,8 +173,7 @@ async fn serve<S: Session>(
         };
         for (kind, response) in responses {
             status.count_xds(kind, "sent");
-            let parts = response.into_message().into_iter().map(Frame::data).collect();
-            if sender.send(parts).await.is_err() {
+            if sender.send(response.into_message()).await.is_err() {
                 return closed_by_client();
             }
         }
