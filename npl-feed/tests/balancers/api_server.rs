@@ -13,7 +13,7 @@ use std::{
 use npl_agent::core::members::ServiceMembers;
 use serde_json::{Value, json};
 
-use crate::{dns, network, scene};
+use crate::{dns, network, scene::Folder};
 
 const LIMIT: Duration = Duration::from_mins(5);
 pub(crate) const FEED: &str = "127.0.0.1:8080";
@@ -21,11 +21,12 @@ const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The user name of the manifest's service account.
 const USER: &str = "system:serviceaccount:npl-system:npl-feed";
 
+/// Fields are dropped in declaration order: the processes end before their folder is removed.
 struct ControlPlane {
-    folder: PathBuf,
     binaries: PathBuf,
     _etcd: Running,
     api_server: Option<Running>,
+    folder: Folder,
 }
 
 /// A process that is killed when it is dropped.
@@ -61,7 +62,7 @@ impl ControlPlane {
         let variables = ["KUBEBUILDER_ASSETS", "NPL_CONTROL_PLANE_DIR"];
         let binaries = variables.iter().find_map(env::var_os).expect("NPL_CONTROL_PLANE_DIR, as xtask sets it");
         let binaries = PathBuf::from(binaries);
-        let folder = scene::new_folder("api-server");
+        let folder = Folder::new("api-server");
         let etcd = ["etcd", "server"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists()).unwrap();
         let etcd = start(
             &folder,
@@ -311,9 +312,5 @@ fn a_real_api_server_is_followed_with_the_rights_of_the_manifest() {
         expect_watches_failing(false);
         a_replica_serves_after_sigterm_until_a_second_sigterm(feed, &plane);
         without_a_delay_a_replica_ends_at_the_first_sigterm(&plane);
-        let folder = plane.folder.clone();
-        // etcd and the API server are stopped first, because they could create files in the folder while it is removed.
-        drop(plane);
-        fs::remove_dir_all(folder).unwrap();
     });
 }

@@ -60,7 +60,7 @@ fn wait_for_answer_of(folder: &Path, name: &str) {
 #[test]
 fn grpc_client_balances_over_the_pods_by_itself() {
     network::inside("grpc::grpc_client_balances_over_the_pods_by_itself", || {
-        let folder = scene::new_folder("grpc");
+        let folder = scene::Folder::new("grpc");
         fs::write(folder.join("bootstrap.json"), load_balancers::example("bootstrap.json").unwrap()).unwrap();
         let mut servers = BTreeMap::new();
         for (name, number) in [("web-0", 0), ("web-1", 1), ("other-0", 2), ("web-2", 3)] {
@@ -89,6 +89,5 @@ fn grpc_client_balances_over_the_pods_by_itself() {
         let wrong: Vec<_> = lines.iter().filter(|line| !line.starts_with("web-")).collect();
         println!("grpc: {} requests, {} without an answer of the Service's Pods", lines.len(), wrong.len());
         assert!(wrong.is_empty(), "{wrong:?}");
-        fs::remove_dir_all(&folder).unwrap();
     });
 }

@@ -152,12 +152,12 @@ fn work_of(process: &Path) -> (Duration, u64) {
     (Duration::from_millis(10 * ticks), waits)
 }
 
-/// A running feed that has listed all members.
+/// A running feed that has listed all members. Fields are dropped in declaration order.
 pub(crate) struct LargeCluster {
     pub(crate) process: PathBuf,
     _feed: Running,
     _runtime: Runtime,
-    folder: PathBuf,
+    _folder: scene::Folder,
 }
 
 impl LargeCluster {
@@ -166,7 +166,7 @@ impl LargeCluster {
         let address: SocketAddr = API_SERVER.parse().unwrap();
         let listener = runtime.block_on(TcpListener::bind(address)).unwrap();
         runtime.spawn(async move { axum::serve(listener, router()).await });
-        let folder = scene::new_folder("memory");
+        let folder = scene::Folder::new("memory");
         let kubeconfig = folder.join("kubeconfig");
         let config = json!({ "apiVersion": "v1", "kind": "Config", "current-context": "c",
             "clusters": [{ "name": "c", "cluster": { "server": format!("http://{API_SERVER}") } }],
@@ -180,7 +180,7 @@ impl LargeCluster {
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");
         api_server::until("all members", || api_server::get("/metrics").filter(|(_, text)| text.contains(&expected)));
-        Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, folder }
+        Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, _folder: folder }
     }
 
     /// The largest resident memory that the feed has had, in KiB. In a debug build, without the pages of the program's
@@ -200,13 +200,6 @@ impl LargeCluster {
             // of the limit.
             (if cfg!(debug_assertions) { own } else { all } <= limit).then_some(())
         });
-    }
-}
-
-impl Drop for LargeCluster {
-    fn drop(&mut self) {
-        // An error of the removal is ignored, so that a failed test shows its own error.
-        drop(fs::remove_dir_all(&self.folder));
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::{
     backends::Backends,
     network::{self, NODES},
-    scene::{self, BALANCER, Feed, LIMIT},
+    scene::{self, BALANCER, Feed, Folder, LIMIT},
 };
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/load-balancers.md");
@@ -64,7 +64,7 @@ fn refused_connections() -> usize {
     counters.find(|(name, _)| *name == "AttemptFails").unwrap().1.parse().unwrap()
 }
 
-/// A load balancer and a Service with one healthy Pod.
+/// A load balancer and a Service with one healthy Pod. Fields are dropped in declaration order.
 struct Service {
     balancer: &'static str,
     process: Child,
@@ -72,12 +72,13 @@ struct Service {
     backends: Backends,
     started: u16,
     _runtime: Runtime,
+    _folder: Folder,
 }
 
 impl Service {
     fn start(balancer: &LoadBalancer) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let folder = scene::new_folder("retries");
+        let folder = Folder::new("retries");
         let mut backends = Backends::new(runtime.handle());
         backends.start("web-0", scene::address(0));
         // Caddy's example names two replicas. All replicas run, so that only Pods refuse connections.
@@ -87,7 +88,7 @@ impl Service {
         let replacements = [(" check inter 1s", "")];
         let process = scene::launch(balancer, &folder, &folder.join("log"), &replacements);
         poll::until("first answer", LIMIT, || (request("GET") == Some(200)).then_some(())).unwrap();
-        Self { balancer: balancer.name, process, feeds, backends, started: 1, _runtime: runtime }
+        Self { balancer: balancer.name, process, feeds, backends, started: 1, _runtime: runtime, _folder: folder }
     }
 
     fn send(&self, change: impl Fn() -> Change) {

@@ -6,10 +6,12 @@ use std::{
     env, fs,
     hash::{BuildHasher as _, Hasher as _, RandomState},
     net::SocketAddr,
+    ops::Deref,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -57,7 +59,7 @@ pub(crate) struct Scene {
     started: u16,
     clients: Runtime,
     name: &'static str,
-    folder: PathBuf,
+    _folder: Folder,
 }
 
 /// A feed whose cluster objects come from the test.
@@ -112,7 +114,7 @@ impl Scene {
     /// under load. Only the first replica is ever stopped.
     pub(crate) fn start(balancer: &LoadBalancer, replicas: usize) -> Self {
         let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let folder = new_folder(balancer.name);
+        let folder = Folder::new(balancer.name);
         let mut backends = Backends::new(clients.handle());
         let mut pods = BTreeMap::new();
         for (name, app, number) in [("web-0", "web", 0), ("web-1", "web", 1), ("other-0", "other", 2)] {
@@ -125,7 +127,8 @@ impl Scene {
         let log = folder.join("log");
         let process = launch(balancer, &folder, &log, &[]);
         let name = balancer.name;
-        let mut scene = Self { load: None, process, log, feeds, backends, pods, started: 3, clients, name, folder };
+        let (load, started) = (None, 3);
+        let mut scene = Self { load, process, log, feeds, backends, pods, started, clients, name, _folder: folder };
         scene.wait("the first answer", |scene| {
             let answer = scene.clients.block_on(load::request(BALANCER.parse().unwrap()));
             answer.is_ok_and(|pod| pod.starts_with("web-"))
@@ -204,7 +207,6 @@ impl Scene {
         assert!(seen.lost.is_empty(), "{} of {} lost: {:#?}", seen.lost.len(), seen.requests, seen.lost);
         let others: Vec<_> = seen.answers.keys().filter(|pod| !pod.starts_with("web-")).collect();
         assert!(others.is_empty(), "answered by {others:?}");
-        fs::remove_dir_all(&self.folder).unwrap();
     }
 
     fn of_web(&self) -> Vec<String> {
@@ -313,13 +315,36 @@ pub(crate) fn launch(balancer: &LoadBalancer, folder: &Path, log: &Path, replace
     command.spawn().unwrap_or_else(|error| panic!("start {}: {error}", balancer.name))
 }
 
-/// Creates a directory with a random name. A PID would not be unique, because processes in other PID namespaces may
-/// have the same one.
-pub(crate) fn new_folder(purpose: &str) -> PathBuf {
-    let random = RandomState::new().build_hasher().finish();
-    let folder = env::temp_dir().join(format!("npl-feed-{purpose}-{random:016x}"));
-    fs::create_dir(&folder).unwrap();
-    folder
+/// A directory for the files of a test. Dropping this value removes the directory.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// Creates a directory with a random name. A PID would not be unique, because processes in other PID namespaces may
+    /// have the same one.
+    pub(crate) fn new(purpose: &str) -> Self {
+        let random = RandomState::new().build_hasher().finish();
+        let folder = env::temp_dir().join(format!("npl-feed-{purpose}-{random:016x}"));
+        fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let removed = fs::remove_dir_all(&self.0);
+        // A failed test shows its own error.
+        if !thread::panicking() {
+            removed.unwrap();
+        }
+    }
 }
 
 /// The address of a Pod's node port.

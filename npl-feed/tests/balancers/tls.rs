@@ -3,7 +3,6 @@
 //! client CA.
 
 use std::{
-    fs,
     path::Path,
     process::{Command, Output},
     sync::Arc,
@@ -53,7 +52,7 @@ fn curl(folder: &Path, arguments: &str) -> Output {
 #[test]
 fn only_clients_with_a_certificate_of_the_ca_are_answered() {
     network::inside("tls::only_clients_with_a_certificate_of_the_ca_are_answered", || {
-        let folder = scene::new_folder("tls");
+        let folder = scene::Folder::new("tls");
         certificates(&folder, "ca", &["server", "client"]);
         certificates(&folder, "other", &["stranger"]);
         let file = |name: &str| folder.join(name).display().to_string();
@@ -94,6 +93,5 @@ fn only_clients_with_a_certificate_of_the_ca_are_answered() {
             }
         }
         assert!(!curl(&folder, "http://127.0.0.1:8443/healthz").status.success(), "without TLS");
-        fs::remove_dir_all(&folder).unwrap();
     });
 }
