@@ -15,6 +15,9 @@ use crate::{paths, process};
 /// The file name of the agent's trace build, and of the archive of its image.
 pub(crate) const TRACE_AGENT: &str = "npl-agent-trace";
 
+/// The file name of the agent.
+pub(crate) const AGENT: &str = "npl-agent";
+
 /// The file name of the feed.
 pub(crate) const FEED: &str = "npl-feed";
 
@@ -56,7 +59,7 @@ pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
     let mut compile = cargo("build");
     compile.args(["--package", "npl-agent", "--bin", "npl-agent", "--features", "trace"]);
     process::run(compile.env("NPL_BPF_OBJECT", object))?;
-    install("npl-agent", TRACE_AGENT)
+    install(AGENT, TRACE_AGENT)
 }
 
 /// Builds the agent with the kernel object that `build-ebpf` wrote. The same run of cargo builds the targets that the
@@ -65,9 +68,9 @@ pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
     // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
     // tests, and are compiled only once.
-    process::run(cargo("build").args(PACKAGES).args(["--bin", "npl-agent", "--bin", "npl-feed"]).args(further))?;
+    process::run(cargo("build").args(PACKAGES).args(["--bin", AGENT, "--bin", FEED]).args(further))?;
     install(FEED, FEED)?;
-    install("npl-agent", "npl-agent")
+    install(AGENT, AGENT)
 }
 
 /// Copies a built program to `target/release/`, with `name` as the file name. The build of the tests does not replace

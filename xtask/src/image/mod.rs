@@ -20,13 +20,10 @@ const AGENT: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"));
 /// The default name of a trace build's image.
 const TRACE: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"), "-trace");
 
-/// The file name of the program in the agent's image.
-const AGENT_PROGRAM: &str = "npl-agent";
-
 /// The images besides the agent's: the feed, which `deploy/npl-feed.yaml` uses; for a real cluster, an echo server and
 /// the pause program of Pods.
 const COMPANIONS: [(&str, &str); 3] = [
-    ("npl-feed", concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION"))),
+    (build::FEED, concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION"))),
     ("npl-echo", concat!("localhost/npl-echo:", env!("CARGO_PKG_VERSION"))),
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
@@ -50,25 +47,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.features.has_trace() {
         return pack_agent(&options.name, build::TRACE_AGENT, &agent);
     }
-    pack_agent(&options.name, AGENT_PROGRAM, &agent)?;
+    pack_agent(&options.name, build::AGENT, &agent)?;
     pack_companions()
 }
 
 /// Packs all images of a real cluster. The agent's image gets the binary `agent`, which is built already.
 pub(crate) fn pack_all(agent: &Path) -> Result<()> {
-    pack_agent(AGENT, AGENT_PROGRAM, agent)?;
+    pack_agent(AGENT, build::AGENT, agent)?;
     pack_companions()
 }
 
 /// Returns the paths of the archives that [`pack_all`] writes.
 pub(crate) fn archives() -> impl Iterator<Item = PathBuf> {
-    [AGENT_PROGRAM].into_iter().chain(COMPANIONS.map(|(program, _)| program)).map(archive::path_for)
+    [build::AGENT].into_iter().chain(COMPANIONS.map(|(program, _)| program)).map(archive::path_for)
 }
 
 fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
     process::say("image: packing the agent into an OCI archive");
     let licenses = "Apache-2.0 AND GPL-2.0-only";
-    let image = Image { name, archive, program: AGENT_PROGRAM, arguments: &["run"], licenses, binary: agent };
+    let image = Image { name, archive, program: build::AGENT, arguments: &["run"], licenses, binary: agent };
     let archive = image.pack()?;
     let size = fs::metadata(&archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
     process::detail(&format!("{} kB", size / 1000));
