@@ -11,6 +11,7 @@ pub mod config;
 pub mod core;
 pub mod dns;
 pub mod follow;
+pub mod held;
 pub mod http;
 pub mod kube;
 pub mod listen;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
@@ -20,17 +20,24 @@ use ipnet::IpNet;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::watch,
     task::AbortHandle,
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
+use tower::Layer as _;
 use tracing::{debug, info, warn};
 
-use crate::{access, stall::StallLimit, status::Status};
+use crate::{
+    access,
+    held::{Connection, HeldMemory, WINDOW},
+    stall::StallLimit,
+    status::Status,
+};
 
-/// The maximum number of connections from admitted clients to the HTTP interface, and to the xDS interface. Further
-/// connections are closed immediately.
+/// The maximum number of connections from admitted clients to the HTTP interface, and to the xDS interface. A further
+/// connection to the xDS interface is closed immediately, so that it ends no stream. A further connection to the HTTP
+/// interface closes the oldest one, so that waiting clients do not prevent the kubelet's probes.
 pub const MOST_CONNECTIONS: usize = 1024;
 /// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
 /// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
@@ -43,12 +50,13 @@ const PROBE: Duration = Duration::from_secs(5);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The interval of HTTP/2 keepalive pings. The feed closes the connection of a client that does not answer the pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// The maximum number of concurrent streams of one HTTP/2 connection. The feed resets further streams. A client that does
-/// not open the flow-control window of its streams therefore keeps at most this number of answers in the feed's memory
-/// for each connection. Load balancers and gRPC clients use one stream, and HTTP clients one stream for each long poll.
+/// The maximum number of concurrent streams of one HTTP/2 connection. The feed resets further streams. Load balancers
+/// and gRPC clients use one stream, and HTTP clients one stream for each long poll.
 const MOST_STREAMS: u32 = 16;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
+/// The size of the buffer for the header of an HTTP/1.1 request in bytes.
+const HEADER_BUFFER: usize = 32 * 1024;
 /// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -77,30 +85,51 @@ pub async fn bind_with<T>(
     }
 }
 
+/// An interface that clients reach by HTTP/1.1 and HTTP/2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interface {
+    /// Members, probes and metrics.
+    Http,
+    /// xDS.
+    Xds,
+}
+
+impl Interface {
+    /// Returns the name of the interface in metrics and log lines.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Xds => "xds",
+        }
+    }
+}
+
 /// A listening TCP socket of one of the feed's interfaces.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
-    interface: &'static str,
+    interface: Interface,
     allowed: Arc<[IpNet]>,
     tls: Tls,
     status: Arc<Status>,
+    memory: HeldMemory,
 }
 
 impl Listener {
-    /// Binds the socket to an address. `interface` is the name of the interface in metric labels.
+    /// Binds the socket to an address. `memory` limits the memory for the clients of all listeners that share it.
     ///
     /// # Errors
     ///
     /// Returns an error if the address is in use or not configured on this machine.
     pub async fn bind(
         address: SocketAddr,
-        interface: &'static str,
+        interface: Interface,
         allowed: Arc<[IpNet]>,
         tls: Tls,
         status: Arc<Status>,
+        memory: HeldMemory,
     ) -> io::Result<Self> {
-        Ok(Self { socket: TcpListener::bind(address).await?, interface, allowed, tls, status })
+        Ok(Self { socket: TcpListener::bind(address).await?, interface, allowed, tls, status, memory })
     }
 
     /// Returns the address to which the socket is bound.
@@ -117,33 +146,42 @@ impl Listener {
     /// connections of these clients are closed.
     #[expect(clippy::infinite_loop, reason = "the caller drops the future to end the loop")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
-        let free = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let mut open = NewestConnections::new(MOST_CONNECTIONS);
         let mut open_probes = NewestConnections::new(MOST_PROBES);
         loop {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    warn!(interface = self.interface, %error, "accept() failed for a connection; the feed continues to accept connections");
+                    warn!(interface = self.interface.as_str(), %error, "accept() failed for a connection; the feed continues to accept connections");
                     sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
             if access::admits(&self.allowed, peer.ip()) {
-                if let Ok(permit) = Arc::clone(&free).try_acquire_owned() {
-                    let connection = connection(stream, tls, router.clone());
-                    tokio::spawn(async move {
-                        connection.await;
-                        drop(permit);
-                    });
-                    continue;
+                if self.interface == Interface::Http || open.has_room() {
+                    let has_closed_one = open.spawn(self.connection(stream, router.clone()));
+                    if !has_closed_one {
+                        continue;
+                    }
                 }
             } else if let Some(probes) = &probes {
-                open_probes.spawn(timeout(PROBE, connection(stream, tls, probes.clone())));
+                open_probes.spawn(timeout(PROBE, self.connection(stream, probes.clone())));
                 continue;
             }
-            self.status.count_refused(self.interface);
-            debug!(interface = self.interface, %peer, "a connection was refused");
+            self.status.count_refused(self.interface.as_str());
+            debug!(interface = self.interface.as_str(), %peer, "a connection was refused, or the oldest one was closed");
+        }
+    }
+
+    /// Serves a connection until the client closes it, or until its memory is needed for other clients.
+    fn connection(&self, stream: TcpStream, router: Router) -> impl Future<Output = ()> + Send + use<> {
+        let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
+        let client = self.memory.connect(self.interface.as_str(), Arc::clone(&self.status));
+        async move {
+            tokio::select! {
+                () = client.closed() => debug!("a connection was closed: its client has not read its answers"),
+                () = connection(stream, tls, router, client.clone()) => {}
+            }
         }
     }
 }
@@ -159,11 +197,16 @@ impl NewestConnections {
         Self { limit, tasks: VecDeque::new() }
     }
 
+    /// Returns whether a further task can start without the end of another.
+    fn has_room(&mut self) -> bool {
+        self.tasks.retain(|task| !task.is_finished());
+        self.tasks.len() < self.limit
+    }
+
     /// Starts the task of a connection. If the number of running tasks has reached the limit, first aborts the oldest
     /// task. Returns whether a task was aborted.
     pub(crate) fn spawn<T: Send + 'static>(&mut self, connection: impl Future<Output = T> + Send + 'static) -> bool {
-        self.tasks.retain(|task| !task.is_finished());
-        let is_full = self.tasks.len() >= self.limit;
+        let is_full = !self.has_room();
         if is_full {
             self.close_oldest();
         }
@@ -180,32 +223,35 @@ impl NewestConnections {
     }
 }
 
-async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router) {
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router, client: Connection) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
     let stream = StallLimit::new(stream);
     match tls {
-        None => requests(stream, router).await,
+        None => requests(stream, router, client).await,
         Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
-            Ok(Ok(stream)) => requests(stream, router).await,
+            Ok(Ok(stream)) => requests(stream, router, client).await,
             Ok(Err(error)) => debug!(%error, "a TLS handshake failed"),
             Err(_late) => debug!("a TLS handshake took too long"),
         },
     }
 }
 
-async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router) {
+/// Serves the requests of a connection. Each request has the [`Connection`] as an extension.
+async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, client: Connection) {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE).max_buf_size(HEADER_BUFFER);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(HANDSHAKE)
+        .initial_connection_window_size(WINDOW)
+        .initial_stream_window_size(WINDOW)
         .max_concurrent_streams(MOST_STREAMS)
         .max_send_buf_size(SEND_BUFFER);
-    let service = TowerToHyperService::new(router);
+    let service = TowerToHyperService::new(Extension(client).layer(router));
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
         debug!(%error, "a connection ended with an error");
     }

@@ -32,11 +32,26 @@ use crate::{
 const PATIENCE: Duration = Duration::from_mins(1);
 const NAME: &str = "web.default:http";
 
+/// The number of names to which all xDS streams of a test may subscribe.
+const MOST_NAMES: usize = 1000;
+
+async fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
+    let (address, status, memory) = ("127.0.0.1:0".parse().unwrap(), Arc::clone(status), HeldMemory::default());
+    Listener::bind(address, interface, allowed, None, status, memory).await.unwrap()
+}
+
 async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
+    listening_at(Interface::Http, router, allowed).await
+}
+
+async fn listening_at(
+    interface: Interface,
+    router: Router,
+    allowed: &[&str],
+) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
     let status = Arc::new(Status::default());
     let allowed: Vec<IpNet> = allowed.iter().map(|range| range.parse().unwrap()).collect();
-    let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(address, "http", allowed.into(), None, Arc::clone(&status)).await.unwrap();
+    let listener = listener(interface, allowed.into(), &status).await;
     (listener.address().unwrap(), status, tokio::spawn(listener.serve(router, None)))
 }
 
@@ -101,8 +116,7 @@ async fn other_clients_get_the_probes_and_no_details() {
     let status = Arc::new(Status::default());
     status.record_failure(WatchedResource::Pods, FailureKind::Unreachable, "");
     let allowed = ["192.0.2.0/24".parse().unwrap()].into();
-    let address = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(address, "http", allowed, None, Arc::clone(&status)).await.unwrap();
+    let listener = listener(Interface::Http, allowed, &status).await;
     let address = listener.address().unwrap();
     let router = http::router(published.clone(), Arc::clone(&status), http::Interfaces::default(), None);
     let task = tokio::spawn(listener.serve(router, Some(http::probes(published, Arc::clone(&status)))));
@@ -133,14 +147,15 @@ async fn other_clients_get_the_probes_and_no_details() {
 }
 
 #[tokio::test]
-async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again() {
-    let (address, status, task) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]).await;
+async fn connections_to_xds_above_the_limit_are_closed_and_a_free_place_is_used_again() {
+    let router = Router::new().route("/", routing::get(|| async { "here" }));
+    let (address, status, task) = listening_at(Interface::Xds, router, &[]).await;
     let mut open = Vec::new();
     for _ in 0..MOST_CONNECTIONS {
         open.push(TcpStream::connect(address).await.unwrap());
     }
     assert!(!get_root(address).await.ends_with("here"));
-    assert!(status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"http\"}"));
+    assert!(status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"xds\"}"));
     drop(open);
     let used_again = async {
         while !get_root(address).await.ends_with("here") {
@@ -148,6 +163,26 @@ async fn connections_above_the_limit_are_closed_and_a_free_place_is_used_again()
         }
     };
     timeout(PATIENCE, used_again).await.unwrap();
+    task.abort();
+}
+
+/// The kubelet probes the HTTP interface. If long polls could occupy all connections, the kubelet would restart the
+/// feed.
+#[tokio::test]
+async fn a_new_connection_to_http_closes_the_oldest_one() {
+    let (address, status, task) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]).await;
+    let mut open = Vec::new();
+    for _ in 0..MOST_CONNECTIONS {
+        open.push(TcpStream::connect(address).await.unwrap());
+    }
+    assert!(get_root(address).await.ends_with("here"));
+    let closed = timeout(PATIENCE, open[0].read(&mut [0; 1])).await.expect("the oldest connection is still open");
+    assert!(!matches!(closed, Ok(1..)));
+    assert!(status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"http\"} 1\n"));
+    open[MOST_CONNECTIONS - 1].write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, open[MOST_CONNECTIONS - 1].read_to_string(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.ends_with("here"), "newer connections stay open");
     task.abort();
 }
 
@@ -180,7 +215,8 @@ async fn a_connection_ends_when_the_client_stops_reading() {
     const BODY: usize = 10_000;
     let router = Router::new().route("/", routing::get(|| async { "x".repeat(BODY) }));
     let (mut client, server) = tokio::io::duplex(64);
-    let mut task = tokio::spawn(requests(StallLimit::new(server), router));
+    let mut task =
+        tokio::spawn(requests(StallLimit::new(server), router, HeldMemory::default().connect("http", Arc::default())));
     client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut buffer = [0; 64];
     for _ in 0..10 {
@@ -253,7 +289,7 @@ async fn xds_with(
     status: Arc<Status>,
 ) -> (AggregatedDiscoveryServiceClient<Channel>, Publisher, JoinHandle<()>) {
     let (publisher, published) = watch::channel(None);
-    let mut router = xds::router(published, status);
+    let mut router = xds::router(published, status, MOST_NAMES);
     if let Some(token) = token {
         router = router.layer(middleware::from_fn_with_state(token, Token::check));
     }

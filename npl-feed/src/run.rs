@@ -25,8 +25,9 @@ use crate::{
     config::Config,
     dns,
     follow::{self, Published},
+    held::HeldMemory,
     http, kube,
-    listen::{self, Listener},
+    listen::{self, Interface, Listener},
     status::Status,
     xds,
 };
@@ -108,14 +109,16 @@ pub async fn serve(
     let token = config.token_file.as_deref().map(|path| Token::follow(path, RELOAD)).transpose()?;
     let tls = config.tls().map(|files| follow_tls(files, tasks)).transpose()?;
     let logged = Once::new();
-    let bind = async |address: SocketAddr, interface| {
+    let memory = HeldMemory::default();
+    let bind = async |address: SocketAddr, interface: Interface| {
         let bind = async |address| {
-            Listener::bind(address, interface, Arc::clone(&allowed), tls.clone(), Arc::clone(status)).await
+            let (allowed, status) = (Arc::clone(&allowed), Arc::clone(status));
+            Listener::bind(address, interface, allowed, tls.clone(), status, memory.clone()).await
         };
-        listen::bind_with(address, &logged, bind).await.with_context(|| refused(interface, address))
+        listen::bind_with(address, &logged, bind).await.with_context(|| refused(interface.as_str(), address))
     };
     if let Some(address) = config.http.0 {
-        let listener = bind(address, "http").await?;
+        let listener = bind(address, Interface::Http).await?;
         info!(address = %listener.address()?, "serving HTTP");
         let interfaces =
             http::Interfaces { xds: config.xds.0.is_some(), zone: config.dns.0.map(|_| config.zone.clone()) };
@@ -123,9 +126,9 @@ pub async fn serve(
         tasks.spawn(listener.serve(router, Some(http::probes(published.clone(), Arc::clone(status)))));
     }
     if let Some(address) = config.xds.0 {
-        let listener = bind(address, "xds").await?;
+        let listener = bind(address, Interface::Xds).await?;
         info!(address = %listener.address()?, "serving xDS");
-        let router = xds::router(published.clone(), Arc::clone(status));
+        let router = xds::router(published.clone(), Arc::clone(status), config.xds_names);
         tasks.spawn(listener.serve(guarded(router, token), None));
     }
     if let Some(address) = config.dns.0 {

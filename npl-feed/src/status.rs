@@ -66,6 +66,7 @@ pub struct Status {
     http: Family<AnswerLabels, Counter>,
     xds: Family<XdsLabels, Counter>,
     xds_streams: Gauge,
+    xds_names: Gauge,
     refused: Family<InterfaceLabels, Counter>,
 }
 
@@ -92,6 +93,7 @@ impl Default for Status {
             http: Family::default(),
             xds: Family::default(),
             xds_streams: Gauge::default(),
+            xds_names: Gauge::default(),
             refused: Family::default(),
         };
         status.register();
@@ -125,8 +127,13 @@ impl Status {
         );
         registry.register("xds_streams", "Open xDS streams", self.xds_streams.clone());
         registry.register(
+            "xds_names",
+            "Names to which all open xDS streams subscribe; --xds-names limits the number",
+            self.xds_names.clone(),
+        );
+        registry.register(
             "refused_connections",
-            "Connections or requests refused by --allow, and connections closed because of the limit, by interface",
+            "Connections and requests refused by --allow or by a limit, and connections closed by a limit, by interface",
             self.refused.clone(),
         );
         for subject in SUBJECTS {
@@ -183,8 +190,13 @@ impl Status {
         self.xds_streams.inc_by(difference);
     }
 
-    /// Counts a connection or request that an interface has refused, or a connection that was closed because of the
-    /// connection limit.
+    /// Replaces the number of names to which a stream subscribes.
+    pub fn add_xds_names(&self, now: usize, before: usize) {
+        self.xds_names.inc_by(gauge(now) - gauge(before));
+    }
+
+    /// Counts a connection, request or stream that an interface has refused, or a connection that was closed because of
+    /// a limit.
     pub fn count_refused(&self, interface: &'static str) {
         self.refused.get_or_create(&InterfaceLabels { interface }).inc();
     }

@@ -20,6 +20,11 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_XDS", value_name = "ADDRESS|none", default_value = "[::]:18000")]
     pub xds: Listen,
 
+    /// The maximum number of names to which all xDS streams together may subscribe, including the names of wildcard
+    /// subscriptions. Each name takes about 300 bytes of memory.
+    #[arg(long, env = "NPL_FEED_XDS_NAMES", value_name = "COUNT", default_value_t = 100_000)]
+    pub xds_names: usize,
+
     /// Serve DNS by UDP and TCP on this address; `none` disables DNS.
     #[arg(long, env = "NPL_FEED_DNS", value_name = "ADDRESS|none", default_value = "[::]:5353")]
     pub dns: Listen,

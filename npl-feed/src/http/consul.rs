@@ -5,7 +5,6 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use axum::body::Bytes;
 use serde::Serialize;
 
 use super::members::{encode, version_of};
@@ -64,7 +63,7 @@ struct Check<'a> {
 const DATACENTER: &str = "npl";
 
 /// Renders the names of all Services and Service ports, each with an empty list of tags.
-pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
+pub(super) fn services(snapshot: &Snapshot) -> Vec<u8> {
     #[expect(clippy::zero_sized_map_values, reason = "Consul's answer is an object with a list of tags for each name")]
     let mut names: BTreeMap<String, [&str; 0]> = BTreeMap::new();
     for group in snapshot.groups() {
@@ -72,13 +71,17 @@ pub(super) fn services(snapshot: &Snapshot) -> (Version, Bytes) {
         names.insert(format!("{}.{service}", group.port_text()), []);
         names.insert(service, []);
     }
-    let body = encode(&names);
-    (Version::of(&body), body.into())
+    encode(&names)
+}
+
+/// Returns the version of the members of the Consul service `name`.
+pub(super) fn version(snapshot: &Snapshot, name: &str) -> Version {
+    version_of(find(snapshot, name).into_iter())
 }
 
 /// Renders the members of the Consul service `name`; with `only_passing`, only the ready members. If the service does
 /// not exist, the list is empty, as in Consul's answer.
-pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> (Version, Bytes) {
+pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> Vec<u8> {
     let groups = find(snapshot, name);
     let entries = groups.iter().flat_map(|group| {
         let members = group.members.iter();
@@ -86,7 +89,7 @@ pub(super) fn health(snapshot: &Snapshot, name: &str, only_passing: bool) -> (Ve
         shown.map(|member| entry(name, group, member))
     });
     let entries: Vec<Entry<'_>> = entries.collect();
-    (version_of(groups.into_iter()), encode(&entries).into())
+    encode(&entries)
 }
 
 fn find<'a>(snapshot: &'a Snapshot, name: &str) -> Vec<&'a Arc<Group>> {

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use hickory_server::proto::rr::Name;
 use npl_agent::core::members::{self, MemberAddress, Names, PortMembers, ServiceMembers};
 use serde::Serialize;
@@ -66,29 +65,27 @@ pub(super) fn all(snapshot: &Snapshot, interfaces: &Interfaces) -> Vec<u8> {
     encode(&ServiceMembers { version: snapshot.version().to_string(), ports })
 }
 
-/// Renders the members of all ports of a Service; `None` if the Service does not exist.
-pub(super) fn of_service(
-    snapshot: &Snapshot,
-    interfaces: &Interfaces,
-    (namespace, service): (&str, &str),
-) -> Option<(Version, Bytes)> {
-    let groups: Vec<&Arc<Group>> = snapshot.service(namespace, service).collect();
-    if groups.is_empty() {
-        return None;
-    }
-    let version = version_of(groups.iter().copied());
-    let ports = groups.into_iter().map(|group| interfaces.body(group)).collect();
-    Some((version, encode(&ServiceMembers { version: version.to_string(), ports }).into()))
+/// Returns the version of the members of a Service; `None` if the Service does not exist.
+pub(super) fn version_of_service(snapshot: &Snapshot, namespace: &str, service: &str) -> Option<Version> {
+    let mut groups = snapshot.service(namespace, service).peekable();
+    groups.peek()?;
+    Some(version_of(groups))
 }
 
-/// Renders the members of one Service port; `None` if the port does not exist.
+/// Renders the members of all ports of a Service.
+pub(super) fn of_service(snapshot: &Snapshot, interfaces: &Interfaces, namespace: &str, service: &str) -> Vec<u8> {
+    let version = version_of(snapshot.service(namespace, service)).to_string();
+    let ports = snapshot.service(namespace, service).map(|group| interfaces.body(group)).collect();
+    encode(&ServiceMembers { version, ports })
+}
+
+/// Renders the members of one Service port; nothing if the port does not exist.
 pub(super) fn of_port(
     snapshot: &Snapshot,
     interfaces: &Interfaces,
     (namespace, service, port): (&str, &str, &str),
-) -> Option<(Version, Bytes)> {
-    let group = snapshot.port(namespace, service, port)?;
-    Some((group.version, encode(&interfaces.body(group)).into()))
+) -> Vec<u8> {
+    snapshot.port(namespace, service, port).map(|group| encode(&interfaces.body(group))).unwrap_or_default()
 }
 
 /// Computes one version for several groups, from the version of each group.

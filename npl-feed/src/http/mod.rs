@@ -6,6 +6,7 @@ mod members;
 mod poll;
 mod prometheus;
 mod traefik;
+mod view;
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Path, Query, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     middleware::{self, Next},
@@ -22,15 +23,24 @@ use axum::{
     routing::get,
 };
 
+use http_body_util::BodyExt as _;
+use tokio::sync::Semaphore;
+
 pub use self::members::Interfaces;
-use self::poll::{Cache, Poll, Rendered};
-use crate::{access::Token, core::snapshot::Snapshot, follow::Published, status::Status};
+use self::{
+    poll::Poll,
+    view::{Cache, View},
+};
+use crate::{access::Token, follow::Published, held::Connection, status::Status};
 
 /// The `OpenAPI` description of the HTTP interface. Tests check that routes and answers match the description.
 pub const OPENAPI: &str = include_str!("openapi.json");
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// The maximum number of requests that all clients wait for, including long polls. The probes do not count.
+const MOST_REQUESTS: usize = 4096;
 
 /// The state that all HTTP handlers share.
 #[derive(Debug, Clone)]
@@ -39,11 +49,18 @@ struct Context {
     status: Arc<Status>,
     cache: Arc<Cache>,
     interfaces: Arc<Interfaces>,
+    free: Arc<Semaphore>,
 }
 
 /// Returns the routes for admitted clients. If a token is configured, all routes except the probes require the token.
 pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces, token: Option<Token>) -> Router {
-    let context = Context { published, status, cache: Arc::default(), interfaces: Arc::new(interfaces) };
+    let context = Context {
+        published,
+        status,
+        cache: Arc::default(),
+        interfaces: Arc::new(interfaces),
+        free: Arc::new(Semaphore::new(MOST_REQUESTS)),
+    };
     let mut data = Router::new()
         .route("/v1/members", get(all_members))
         .route("/v1/members/{namespace}/{service}", get(service_members))
@@ -53,14 +70,15 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         .route("/traefik", get(traefik))
         .route("/v1/http_sd", get(http_sd))
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, JSON)], OPENAPI) }))
-        .route("/metrics", get(metrics));
+        .route("/metrics", get(metrics))
+        .layer(middleware::from_fn_with_state(context.clone(), limit));
     if let Some(token) = token {
         data = data.layer(middleware::from_fn_with_state(token, Token::check));
     }
     data.route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
-        .layer(middleware::from_fn_with_state(context.clone(), count))
+        .layer(middleware::from_fn_with_state(context.clone(), finish))
         .with_state(context)
 }
 
@@ -78,7 +96,9 @@ pub fn probes(published: Published, status: Arc<Status>) -> Router {
     Router::new().route("/healthz", get(|| async { StatusCode::OK })).route("/readyz", get(readiness)).fallback(refusal)
 }
 
-async fn count(State(context): State<Context>, request: Request, next: Next) -> Response {
+/// Counts an answer, and registers its body until the client has read it.
+async fn finish(State(context): State<Context>, request: Request, next: Next) -> Response {
+    let client = request.extensions().get::<Connection>().cloned();
     let response = next.run(request).await;
     context.status.count_http(match response.status().as_u16() {
         ..300 => "2xx",
@@ -86,13 +106,25 @@ async fn count(State(context): State<Context>, request: Request, next: Next) -> 
         400..500 => "4xx",
         _ => "5xx",
     });
-    response
+    let Some(client) = client else { return response };
+    let (head, body) = response.into_parts();
+    // All bodies of this interface are in memory, so this does not wait, and does not copy.
+    let Ok(body) = body.collect().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    let mut parts = client.answer(vec![body.to_bytes()]);
+    Response::from_parts(head, parts.pop().map_or_else(Body::empty, Body::from))
+}
+
+/// Refuses a request if too many requests wait for their answers.
+async fn limit(State(context): State<Context>, request: Request, next: Next) -> Response {
+    let Ok(_permit) = context.free.try_acquire() else {
+        context.status.count_refused("http");
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "too many clients wait for answers: try again later");
+    };
+    next.run(request).await
 }
 
 async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let all = |snapshot: &Snapshot| members::all(snapshot, &context.interfaces);
-    let render = |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("members", snapshot, all)));
-    poll.answer(&context.published, &headers, "the snapshot", render).await
+    poll.answer(&context, &headers, &View::Members).await
 }
 
 async fn service_members(
@@ -101,11 +133,7 @@ async fn service_members(
     Query(poll): Query<Poll>,
     headers: HeaderMap,
 ) -> Response {
-    let render = |snapshot: &Snapshot| {
-        members::of_service(snapshot, &context.interfaces, (&namespace, &service)).map(Rendered::json)
-    };
-    let subject = format!("enabled Service {namespace}/{service}");
-    poll.answer(&context.published, &headers, &subject, render).await
+    poll.answer(&context, &headers, &View::Service { namespace, service }).await
 }
 
 async fn port_members(
@@ -114,16 +142,11 @@ async fn port_members(
     Query(poll): Query<Poll>,
     headers: HeaderMap,
 ) -> Response {
-    let render = |snapshot: &Snapshot| {
-        members::of_port(snapshot, &context.interfaces, (&namespace, &service, &port)).map(Rendered::json)
-    };
-    let subject = format!("port {port} of an enabled Service {namespace}/{service}");
-    poll.answer(&context.published, &headers, &subject, render).await
+    poll.answer(&context, &headers, &View::Port { namespace, service, port }).await
 }
 
 async fn consul_services(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let render = |snapshot: &Snapshot| Some(Rendered::consul(consul::services(snapshot)));
-    poll.answer(&context.published, &headers, "the snapshot", render).await
+    poll.answer(&context, &headers, &View::ConsulServices).await
 }
 
 async fn consul_health(
@@ -132,21 +155,16 @@ async fn consul_health(
     Query(poll): Query<Poll>,
     headers: HeaderMap,
 ) -> Response {
-    let render =
-        |snapshot: &Snapshot| Some(Rendered::consul(consul::health(snapshot, &name, poll.asks_only_passing())));
-    poll.answer(&context.published, &headers, &name, render).await
+    let only_passing = poll.asks_only_passing();
+    poll.answer(&context, &headers, &View::ConsulHealth { name, only_passing }).await
 }
 
 async fn traefik(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let render =
-        |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("traefik", snapshot, traefik::configuration)));
-    poll.answer(&context.published, &headers, "the snapshot", render).await
+    poll.answer(&context, &headers, &View::Traefik).await
 }
 
 async fn http_sd(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    let render =
-        |snapshot: &Snapshot| Some(Rendered::json(context.cache.get("http_sd", snapshot, prometheus::targets)));
-    poll.answer(&context.published, &headers, "the snapshot", render).await
+    poll.answer(&context, &headers, &View::Prometheus).await
 }
 
 async fn metrics(State(context): State<Context>) -> Response {
@@ -180,14 +198,14 @@ fn problem(code: StatusCode, text: &str) -> Response {
 /// The name of the header with the index of Consul's blocking queries.
 const CONSUL_INDEX: HeaderName = HeaderName::from_static("x-consul-index");
 
-fn with_body(rendered: Rendered, etag: HeaderValue) -> Response {
-    let mut response = Response::new(Body::from(rendered.body));
+fn with_body(body: Bytes, etag: HeaderValue, consul_index: Option<u64>) -> Response {
+    let mut response = Response::new(Body::from(body));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, JSON);
     headers.insert(header::ETAG, etag);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    if rendered.is_consul {
-        headers.insert(CONSUL_INDEX, HeaderValue::from(rendered.version.index()));
+    if let Some(index) = consul_index {
+        headers.insert(CONSUL_INDEX, HeaderValue::from(index));
     }
     response
 }

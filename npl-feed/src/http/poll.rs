@@ -1,61 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Answers conditional HTTP requests and long polls.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use axum::{
-    body::Bytes,
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::{problem, with_body};
-use crate::{
-    core::snapshot::{Snapshot, Version},
-    follow::Published,
-};
+use super::{Context, problem, view::View, with_body};
+use crate::core::snapshot::Version;
 
 /// How long a long poll waits by default; Consul has the same default.
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
-/// The body of an answer, and the version of its content.
-#[derive(Debug, Clone)]
-pub(super) struct Rendered {
-    pub(super) version: Version,
-    pub(super) body: Bytes,
-    pub(super) is_consul: bool,
+fn etag(version: Version) -> String {
+    format!("\"{version}\"")
 }
 
-impl Rendered {
-    pub(super) fn json((version, body): (Version, Bytes)) -> Self {
-        Self { version, body, is_consul: false }
-    }
-
-    pub(super) fn consul((version, body): (Version, Bytes)) -> Self {
-        Self { version, body, is_consul: true }
-    }
-
-    fn etag(&self) -> String {
-        format!("\"{}\"", self.version)
-    }
-
-    /// Returns whether the client already has this version, according to the client's index or `ETag`.
-    fn is_known(&self, index: Option<&str>, etags: Option<&str>) -> bool {
-        let has_index = index.is_some_and(|index| {
-            let index = index.trim_matches('"');
-            index == self.version.to_string() || index == self.version.index().to_string()
-        });
-        let own = self.etag();
-        let is_own = |etag: &str| etag == "*" || etag.trim_start_matches("W/") == own;
-        has_index || etags.is_some_and(|etags| etags.split(',').map(str::trim).any(is_own))
-    }
+/// Returns whether the client already has this version, according to the client's index or `ETag`.
+fn is_known(version: Version, index: Option<&str>, etags: Option<&str>) -> bool {
+    let has_index = index.is_some_and(|index| {
+        let index = index.trim_matches('"');
+        index == version.to_string() || index == version.index().to_string()
+    });
+    let own = etag(version);
+    let is_own = |etag: &str| etag == "*" || etag.trim_start_matches("W/") == own;
+    has_index || etags.is_some_and(|etags| etags.split(',').map(str::trim).any(is_own))
 }
 
 /// The query parameters of a request for members.
@@ -86,33 +60,33 @@ impl Poll {
 
     /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, answers
     /// 304 if the client has sent the current version as its `ETag`; otherwise, with the current version.
-    pub(super) async fn answer(
-        &self,
-        published: &Published,
-        headers: &HeaderMap,
-        subject: &str,
-        render: impl Fn(&Snapshot) -> Option<Rendered>,
-    ) -> Response {
+    pub(super) async fn answer(&self, context: &Context, headers: &HeaderMap, view: &View) -> Response {
         let wait = match self.wait() {
             Ok(wait) => wait,
             Err(response) => return *response,
         };
         let etags = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
         let until = Instant::now() + wait;
-        let mut published = published.clone();
+        let mut published = context.published.clone();
         loop {
             let Some(snapshot) = published.borrow_and_update().clone() else {
                 return problem(StatusCode::SERVICE_UNAVAILABLE, "Pods, Services and Nodes are not listed yet");
             };
-            let Some(rendered) = render(&snapshot) else {
-                return problem(StatusCode::NOT_FOUND, &format!("there is no {subject}"));
+            let Some(version) = view.version(&snapshot) else {
+                return problem(StatusCode::NOT_FOUND, &format!("there is no {view}"));
             };
-            drop(snapshot);
             let is_over = Instant::now() >= until;
-            if is_over || !rendered.is_known(self.index.as_deref(), etags) {
-                return respond(rendered, etags);
+            if is_over || !is_known(version, self.index.as_deref(), etags) {
+                let Ok(etag) = HeaderValue::try_from(etag(version)) else {
+                    return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+                };
+                if is_known(version, None, etags) {
+                    return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+                }
+                let body = context.cache.get(view, version, &snapshot, &context.interfaces);
+                return with_body(body, etag, view.is_consul().then(|| version.index()));
             }
-            drop(rendered);
+            drop(snapshot);
             // A timeout is no error: if the waiting time is over, the next iteration of the loop answers with the
             // current version.
             if let Ok(Err(_closed)) = timeout_at(until, published.changed()).await {
@@ -120,16 +94,6 @@ impl Poll {
             }
         }
     }
-}
-
-fn respond(rendered: Rendered, etags: Option<&str>) -> Response {
-    let Ok(etag) = HeaderValue::try_from(rendered.etag()) else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    if rendered.is_known(None, etags) {
-        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
-    }
-    with_body(rendered, etag)
 }
 
 /// Parses a duration in the format of Consul's clients: `30s`, `5m`, `500ms`, or a number of seconds.
@@ -142,27 +106,5 @@ fn seconds(text: &str) -> Option<Duration> {
         "" | "s" => Some(Duration::from_secs(number.into())),
         "m" | "m0s" => Some(Duration::from_mins(number.into())),
         _ => None,
-    }
-}
-
-/// For each path that shows the whole snapshot, the body that was encoded last. A body is encoded once for all clients
-/// that request the same version.
-#[derive(Debug, Default)]
-pub(super) struct Cache(Mutex<BTreeMap<&'static str, (Version, Bytes)>>);
-
-impl Cache {
-    pub(super) fn get(
-        &self,
-        view: &'static str,
-        snapshot: &Snapshot,
-        render: impl Fn(&Snapshot) -> Vec<u8>,
-    ) -> (Version, Bytes) {
-        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = bodies.get(view).filter(|(version, _)| *version == snapshot.version()) {
-            return known.clone();
-        }
-        let rendered = (snapshot.version(), Bytes::from(render(snapshot)));
-        bodies.insert(view, rendered.clone());
-        rendered
     }
 }

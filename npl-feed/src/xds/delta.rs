@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use envoy_types::pb::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use envoy_types::pb::envoy::service::discovery::v3::DeltaDiscoveryResponse;
 
 use super::{
     encode::Reply,
+    request::DeltaRequest,
     resources::{self, Kind},
-    session::{Handled, MOST_NAMES, Session, answer},
+    session::{Handled, MOST_NAMES, Session, answer, is_possible},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -32,10 +33,11 @@ struct Subscription {
 }
 
 impl Subscription {
-    fn subscribe(&mut self, kind: Kind, request: &DeltaDiscoveryRequest, is_new: bool) {
+    fn subscribe(&mut self, kind: Kind, request: &DeltaRequest, is_new: bool) {
         if is_new {
             self.is_wildcard = kind.is_complete() && request.resource_names_subscribe.is_empty();
-            let known = request.initial_resource_versions.iter().take(MOST_NAMES);
+            let known = request.initial_resource_versions.iter();
+            let known = known.filter(|(name, version)| is_possible(name) && is_possible(version)).take(MOST_NAMES);
             self.known = known.map(|(name, version)| (name.clone(), version.clone())).collect();
         }
         for name in &request.resource_names_unsubscribe {
@@ -49,7 +51,7 @@ impl Subscription {
         for name in &request.resource_names_subscribe {
             if name == "*" {
                 self.is_wildcard = kind.is_complete();
-            } else if self.names.len() < MOST_NAMES {
+            } else if self.names.len() < MOST_NAMES && is_possible(name) {
                 self.names.insert(name.clone());
                 if !is_new {
                     // If the client subscribes to a name again, the feed sends the resource again, as the protocol
@@ -69,9 +71,9 @@ impl Subscription {
 }
 
 impl Session for Delta {
-    type Request = DeltaDiscoveryRequest;
+    type Request = DeltaRequest;
 
-    fn on_request(&mut self, request: &DeltaDiscoveryRequest, snapshot: &Snapshot) -> Handled {
+    fn on_request(&mut self, request: &DeltaRequest, snapshot: &Snapshot) -> Handled {
         let Some(kind) = Kind::of_url(&request.type_url) else {
             return Handled { kind: "unknown", event: "unknown_type", response: None };
         };
@@ -92,6 +94,10 @@ impl Session for Delta {
             responses.extend(self.respond(kind, snapshot, false).map(|response| (kind.as_str(), response)));
         }
         responses
+    }
+
+    fn names(&self) -> usize {
+        self.subscriptions.values().map(|subscription| subscription.names.len().max(subscription.known.len())).sum()
     }
 }
 

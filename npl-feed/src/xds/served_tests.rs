@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 use axum::http;
 use envoy_types::pb::{
     envoy::{
-        config::cluster::v3::Cluster,
+        config::{cluster::v3::Cluster, endpoint::v3::ClusterLoadAssignment},
         service::discovery::v3::{
             DeltaDiscoveryRequest, DiscoveryRequest,
             aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
@@ -32,9 +32,17 @@ use super::{
     tests::{pods, text, url},
     *,
 };
-use crate::{core::tests::snapshot, follow::Publisher, listen::Listener, panics};
+use crate::{
+    core::tests::snapshot,
+    follow::Publisher,
+    held::HeldMemory,
+    listen::{Interface, Listener},
+    panics,
+};
 
 const PATIENCE: Duration = Duration::from_mins(1);
+/// The number of names to which all streams of a test may subscribe.
+const MOST_NAMES: usize = 1000;
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
 /// A running xDS server, whose snapshot has the Service `web`.
@@ -47,12 +55,19 @@ struct Server {
 
 impl Server {
     async fn start() -> Self {
+        Self::with_names(MOST_NAMES).await
+    }
+
+    /// Starts a server whose streams may subscribe to this number of names.
+    async fn with_names(most_names: usize) -> Self {
         let status = Arc::<Status>::default();
         let address = "127.0.0.1:0".parse().unwrap();
-        let listener = Listener::bind(address, "xds", Arc::default(), None, Arc::clone(&status)).await.unwrap();
+        let memory = HeldMemory::default();
+        let listener =
+            Listener::bind(address, Interface::Xds, Arc::default(), None, Arc::clone(&status), memory).await.unwrap();
         let address = listener.address().unwrap();
         let (publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
-        let task = tokio::spawn(listener.serve(router(published, Arc::clone(&status)), None));
+        let task = tokio::spawn(listener.serve(router(published, Arc::clone(&status), most_names), None));
         Self { address, status, task, _publisher: publisher }
     }
 
@@ -212,7 +227,7 @@ async fn a_malformed_message_ends_the_stream_with_an_error() {
             (grpc(1, 2, &[0, 0]), internal, "compress"),
             (grpc(7, 2, &[0, 0]), internal, "compression flag"),
             (grpc(0, 100, &[0; 4]), internal, "EOF"),
-            (grpc(0, LARGEST_REQUEST + 1, &[0; 4]), Code::OutOfRange, "too large"),
+            (grpc(0, request::LARGEST + 1, &[0; 4]), Code::OutOfRange, "too large"),
         ] {
             for body in [message.clone(), [&valid[..], &message].concat()] {
                 let trailers = server.call(method, body).await.expect("trailers");
@@ -238,11 +253,108 @@ async fn an_interrupted_connection_is_no_malformed_message() {
     let (_publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
     let interrupted = stream::iter([Err::<Bytes, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
     let request = http::Request::post(DELTA).body(Body::from_stream(interrupted)).unwrap();
-    let response = router(published, Arc::clone(&status)).oneshot(request).await.unwrap();
+    let client = HeldMemory::default().connect("xds", Arc::clone(&status));
+    let router = router(published, Arc::clone(&status), MOST_NAMES).layer(Extension(client));
+    let response = router.oneshot(request).await.unwrap();
     let trailers =
         timeout(PATIENCE, response.into_body().collect()).await.unwrap().unwrap().trailers().cloned().unwrap();
     assert_ne!(trailers["grpc-status"], "0");
     assert!(!status.encode().unwrap().contains("event=\"malformed\""), "{}", status.encode().unwrap());
+}
+
+/// Waits for the end of a stream, and returns its status.
+async fn end_of<T>(mut responses: Streaming<T>) -> tonic::Status {
+    let end = async {
+        loop {
+            if let Err(status) = responses.message().await {
+                return status;
+            }
+        }
+    };
+    timeout(PATIENCE, end).await.expect("the stream ends")
+}
+
+#[tokio::test]
+async fn streams_that_subscribe_to_too_many_names_end_and_others_continue() {
+    let server = Server::start().await;
+    let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
+    let subscribe = |count: usize| DiscoveryRequest {
+        type_url: ClusterLoadAssignment::type_url(),
+        resource_names: (0..count).map(|number| format!("absent-{number}.default:http")).collect(),
+        ..DiscoveryRequest::default()
+    };
+    // Each stream of requests stays open while `end` exists.
+    let (end, _) = tokio::sync::broadcast::channel::<()>(1);
+    let open = |count| {
+        let mut ended = end.subscribe();
+        let open = stream::once(async move { ended.recv().await }).filter_map(async |_ended| None);
+        stream::iter([subscribe(count)]).chain(open)
+    };
+    let mut kept = client.stream_aggregated_resources(open(MOST_NAMES - 10)).await.unwrap().into_inner();
+    assert_eq!(timeout(PATIENCE, kept.message()).await.unwrap().unwrap().unwrap().resources.len(), MOST_NAMES - 10);
+    let refused = client.stream_aggregated_resources(open(11)).await.unwrap().into_inner();
+    let status = end_of(refused).await;
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    assert!(status.message().contains("raise --xds-names"), "{status:?}");
+    let mut other = client.stream_aggregated_resources(open(10)).await.unwrap().into_inner();
+    assert_eq!(timeout(PATIENCE, other.message()).await.unwrap().unwrap().unwrap().resources.len(), 10);
+    server.expect_metric("npl_feed_xds_names 1000").await;
+    server.expect_metric("npl_feed_refused_connections_total{interface=\"xds\"} 1").await;
+    drop((kept, other, end));
+    server.expect_metric("npl_feed_xds_names 0").await;
+    server.task.abort();
+}
+
+#[tokio::test]
+async fn a_request_with_too_many_names_ends_its_stream() {
+    let server = Server::start().await;
+    let request = DeltaDiscoveryRequest {
+        type_url: Cluster::type_url(),
+        resource_names_subscribe: vec![String::new(); 4 * session::MOST_NAMES],
+        ..DeltaDiscoveryRequest::default()
+    };
+    let message = request.encode_to_vec();
+    let trailers = server.call(DELTA, grpc(0, message.len(), &message)).await.expect("trailers");
+    let status = tonic::Status::from_header_map(&trailers).expect("a status");
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    server.task.abort();
+}
+
+/// A delta client that connects again sends the versions of all its resources. The request is larger than the usual
+/// limit of gRPC servers for a few thousand names.
+#[tokio::test]
+async fn a_delta_client_with_many_resources_can_connect_again() {
+    let server = Server::with_names(100_000).await;
+    let name =
+        |number: usize| format!("a-service-with-a-long-name-{number:05}.a-namespace-with-a-long-name:a-long-port");
+    let known = (0..15_000).map(|number| (name(number), "0123456789abcdef".repeat(2))).collect();
+    let request = DeltaDiscoveryRequest {
+        type_url: Cluster::type_url(),
+        initial_resource_versions: known,
+        ..DeltaDiscoveryRequest::default()
+    };
+    assert!(request.encoded_len() > 1024 * 1024);
+    let message = request.encode_to_vec();
+    let trailers = server.call(DELTA, grpc(0, message.len(), &message)).await.expect("trailers");
+    assert_eq!(trailers["grpc-status"], "0", "{trailers:?}");
+    server.task.abort();
+}
+
+/// Names that no resource can have take no memory.
+#[tokio::test]
+async fn names_that_are_too_long_are_ignored() {
+    let server = Server::start().await;
+    let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
+    let request = DiscoveryRequest {
+        type_url: ClusterLoadAssignment::type_url(),
+        resource_names: vec!["x".repeat(100_000), "absent.default:http".to_owned()],
+        ..DiscoveryRequest::default()
+    };
+    let requests = stream::iter([request]).chain(stream::pending());
+    let mut responses = client.stream_aggregated_resources(requests).await.unwrap().into_inner();
+    assert_eq!(timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap().resources.len(), 1);
+    server.expect_metric("npl_feed_xds_names 1").await;
+    server.task.abort();
 }
 
 #[tokio::test]

@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 
 use super::{
     encode::Reply,
+    request::StateOfTheWorldRequest,
     resources::{self, Kind},
-    session::{Handled, MOST_NAMES, Session, answer},
+    session::{Handled, MOST_NAMES, Session, answer, is_possible},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -40,7 +41,7 @@ impl Subscription {
         let is_all = |name: &String| name == "*";
         self.has_named |= !names.is_empty();
         self.is_wildcard = kind.is_complete() && (!self.has_named || names.iter().any(is_all));
-        self.names = names.iter().filter(|name| !is_all(name)).take(MOST_NAMES).cloned().collect();
+        self.names = names.iter().filter(|name| !is_all(name) && is_possible(name)).take(MOST_NAMES).cloned().collect();
         let names = &self.names;
         if !self.is_wildcard {
             self.sent.retain(|name, _| names.contains(name));
@@ -55,9 +56,9 @@ impl Subscription {
 }
 
 impl Session for StateOfTheWorld {
-    type Request = DiscoveryRequest;
+    type Request = StateOfTheWorldRequest;
 
-    fn on_request(&mut self, request: &DiscoveryRequest, snapshot: &Snapshot) -> Handled {
+    fn on_request(&mut self, request: &StateOfTheWorldRequest, snapshot: &Snapshot) -> Handled {
         let Some(kind) = Kind::of_url(&request.type_url) else {
             return Handled { kind: "unknown", event: "unknown_type", response: None };
         };
@@ -81,6 +82,10 @@ impl Session for StateOfTheWorld {
             responses.extend(self.respond(kind, snapshot, false).map(|response| (kind.as_str(), response)));
         }
         responses
+    }
+
+    fn names(&self) -> usize {
+        self.subscriptions.values().map(|subscription| subscription.names.len().max(subscription.sent.len())).sum()
     }
 }
 

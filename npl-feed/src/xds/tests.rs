@@ -40,8 +40,9 @@ struct Handled<R> {
 }
 
 impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
-    fn on_request(&mut self, request: &S::Request, snapshot: &Snapshot) -> Handled<R> {
-        let handled = self.session.on_request(request, snapshot);
+    /// Handles a request of the complete message type, as it arrives from a client.
+    fn on_request(&mut self, request: &impl prost::Message, snapshot: &Snapshot) -> Handled<R> {
+        let handled = self.session.on_request(&received(request), snapshot);
         Handled { kind: handled.kind, event: handled.event, response: handled.response.map(Self::decode) }
     }
 
@@ -55,6 +56,11 @@ impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
         assert_eq!(start, [&[0][..], &u32::try_from(content.len()).unwrap().to_be_bytes()].concat());
         (kind, R::decode(content).unwrap())
     }
+}
+
+/// Decodes a request as the feed decodes it.
+fn received<T: prost::Message + Default>(request: &impl prost::Message) -> T {
+    T::decode(&*request.encode_to_vec()).unwrap()
 }
 
 pub(super) const NAME: &str = "web.default:http";
@@ -156,8 +162,9 @@ fn clients_share_the_encoded_endpoints() {
         resource_names_subscribe: vec![NAME.to_owned(), "web.default:80".to_owned()],
         ..DeltaDiscoveryRequest::default()
     };
-    let by_name = sotw::StateOfTheWorld::default().on_request(&ask(Kind::Endpoints, &[NAME]), &snapshot).response;
-    let by_all = delta::Delta::default().on_request(&subscribe, &snapshot).response;
+    let by_name =
+        sotw::StateOfTheWorld::default().on_request(&received(&ask(Kind::Endpoints, &[NAME])), &snapshot).response;
+    let by_all = delta::Delta::default().on_request(&received(&subscribe), &snapshot).response;
     let [one, all] = [by_name, by_all].map(|response| response.unwrap().1.into_message());
     assert_eq!((one.len(), all.len()), (2, 4), "own and shared parts alternate");
     assert!(all.iter().skip(1).step_by(2).all(|part| part.as_ptr() == one[1].as_ptr() && part.len() > 100));

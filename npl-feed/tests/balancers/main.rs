@@ -19,6 +19,7 @@ mod backends;
 mod dns;
 mod flood;
 mod grpc;
+mod hostile;
 mod load;
 mod memory;
 mod network;

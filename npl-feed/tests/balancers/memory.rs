@@ -190,15 +190,19 @@ impl LargeCluster {
         if cfg!(debug_assertions) { peak.saturating_sub(file) } else { peak }
     }
 
+    /// The resident memory of the feed, in KiB. In a debug build, without the pages of the program's file, because they
+    /// alone take more than half of the limit.
+    pub(crate) fn memory(&self) -> u64 {
+        field(&self.process, if cfg!(debug_assertions) { "RssAnon" } else { "VmRSS" })
+    }
+
     /// Waits until the feed uses at most `limit` KiB. After its first snapshot, the feed returns the memory of the
     /// decoded lists to the kernel.
     pub(crate) fn wait_for_memory(&self, limit: u64) {
         api_server::until("resident memory within the limit", || {
             let [all, own] = ["VmRSS", "RssAnon"].map(|name| field(&self.process, name));
             println!("{MEMBERS} members: {all} KiB, of which {own} KiB are not pages of the program");
-            // In a debug build, the pages of the program's file are not counted, because they alone take more than half
-            // of the limit.
-            (if cfg!(debug_assertions) { own } else { all } <= limit).then_some(())
+            (self.memory() <= limit).then_some(())
         });
     }
 }

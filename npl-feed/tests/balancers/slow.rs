@@ -32,7 +32,7 @@ const RESPONSES: usize = 3;
 const ANSWERS: &str = r#"npl_feed_http_answers_total{answer="2xx"}"#;
 /// The number of HTTP connections on which all members are requested and not read.
 const CONNECTIONS: usize = 300;
-/// The upper limit of the resident memory with all these clients, in KiB. The limit of the feed's container is 128 MiB.
+/// The upper limit of the resident memory with all these clients, in KiB.
 const LIMIT: u64 = 80 * 1024;
 
 type Client = AggregatedDiscoveryServiceClient<Channel>;
@@ -64,13 +64,13 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
 }
 
 /// Reads one of the feed's counters.
-fn read_count(counter: &str) -> Option<usize> {
+pub(crate) fn read_count(counter: &str) -> Option<usize> {
     let (_, metrics) = api_server::get("/metrics")?;
     metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok())
 }
 
 /// Waits until one of the feed's counters is at least `count`.
-fn wait_for_count(counter: &str, count: usize) {
+pub(crate) fn wait_for_count(counter: &str, count: usize) {
     api_server::until(&format!("{count} of {counter}"), || read_count(counter).filter(|value| *value >= count));
 }
 
@@ -85,7 +85,7 @@ fn wait_for_answers(before: usize, requests: usize) {
 }
 
 /// Checks that a client that reads gets all clusters and endpoints.
-async fn expect_client_is_served() {
+pub(crate) async fn expect_client_is_served() {
     let mut client = Client::new(Channel::from_shared(format!("http://{XDS}")).unwrap().connect().await.unwrap());
     let clusters = DiscoveryRequest { type_url: Cluster::type_url(), ..DiscoveryRequest::default() };
     let endpoints = DiscoveryRequest {

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The requests of xDS clients: only the fields that the feed uses. The decoder skips all other fields, above all the
+//! description of the client's node, so that these fields take no memory.
+
+use std::{collections::HashMap, marker::PhantomData};
+
+use prost::{
+    DecodeError, Message, Name,
+    bytes::Buf as _,
+    encoding::{DecodeContext, decode_key, skip_field},
+};
+use tonic::codec::{DecodeBuf, Decoder};
+
+use super::session::MOST_NAMES;
+
+/// The maximum size of a request in bytes, enough for [`MOST_NAMES`] names and the versions of these resources, which a
+/// delta client sends when it connects again.
+pub(super) const LARGEST: usize = 4 * 1024 * 1024;
+/// The maximum number of fields of a request: names to subscribe, names to unsubscribe, and versions.
+const MOST_FIELDS: usize = 3 * MOST_NAMES;
+
+const PACKAGE: &str = "envoy.service.discovery.v3";
+
+/// The message `DiscoveryRequest`: a request of the state-of-the-world variant.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StateOfTheWorldRequest {
+    #[prost(string, repeated, tag = "3")]
+    pub(super) resource_names: Vec<String>,
+    #[prost(string, tag = "4")]
+    pub(super) type_url: String,
+    #[prost(string, tag = "5")]
+    pub(super) response_nonce: String,
+    #[prost(message, optional, tag = "6")]
+    pub(super) error_detail: Option<ErrorDetail>,
+}
+
+impl Name for StateOfTheWorldRequest {
+    const NAME: &'static str = "DiscoveryRequest";
+    const PACKAGE: &'static str = PACKAGE;
+}
+
+/// The message `DeltaDiscoveryRequest`: a request of the delta variant.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DeltaRequest {
+    #[prost(string, tag = "2")]
+    pub(super) type_url: String,
+    #[prost(string, repeated, tag = "3")]
+    pub(super) resource_names_subscribe: Vec<String>,
+    #[prost(string, repeated, tag = "4")]
+    pub(super) resource_names_unsubscribe: Vec<String>,
+    #[prost(map = "string, string", tag = "5")]
+    pub(super) initial_resource_versions: HashMap<String, String>,
+    #[prost(string, tag = "6")]
+    pub(super) response_nonce: String,
+    #[prost(message, optional, tag = "7")]
+    pub(super) error_detail: Option<ErrorDetail>,
+}
+
+impl Name for DeltaRequest {
+    const NAME: &'static str = "DeltaDiscoveryRequest";
+    const PACKAGE: &'static str = PACKAGE;
+}
+
+/// The presence of the message `google.rpc.Status`, with which a client rejects a response.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct ErrorDetail {}
+
+/// Decodes the requests of a stream. `decoded` is called after each request.
+pub(super) struct RequestDecoder<T, F> {
+    decoded: F,
+    request: PhantomData<T>,
+}
+
+impl<T, F> RequestDecoder<T, F> {
+    pub(super) const fn new(decoded: F) -> Self {
+        Self { decoded, request: PhantomData }
+    }
+}
+
+impl<T: Message + Name + Default, F: FnMut()> Decoder for RequestDecoder<T, F> {
+    type Item = T;
+    type Error = tonic::Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<T>, tonic::Status> {
+        (self.decoded)();
+        let malformed = |error| tonic::Status::internal(format!("the message is no {}: {error}", T::NAME));
+        let bytes = buffer.copy_to_bytes(buffer.remaining());
+        if count_fields(&bytes).map_err(malformed)? > MOST_FIELDS {
+            let text = format!("a {} has at most {MOST_FIELDS} names and versions", T::NAME);
+            return Err(tonic::Status::resource_exhausted(text));
+        }
+        T::decode(bytes).map(Some).map_err(malformed)
+    }
+}
+
+/// Counts the fields of a message without decoding their content. Each name takes a multiple of its length in memory,
+/// so a request with many short names would take much more memory than its size.
+fn count_fields(mut bytes: &[u8]) -> Result<usize, DecodeError> {
+    let mut count = 0;
+    while !bytes.is_empty() {
+        let (tag, wire_type) = decode_key(&mut bytes)?;
+        skip_field(wire_type, tag, &mut bytes, DecodeContext::default())?;
+        count += 1;
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::{
+        envoy::{
+            config::core::v3::Node,
+            service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
+        },
+        google::rpc::Status as RpcStatus,
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_used_fields_have_the_numbers_of_the_protocol() {
+        let names = |names: [&str; 2]| names.map(str::to_owned).to_vec();
+        let node = Some(Node { id: "balancer".to_owned(), ..Node::default() });
+        let error_detail = Some(RpcStatus { message: "refused".to_owned(), ..RpcStatus::default() });
+        let (type_url, response_nonce) = ("type".to_owned(), "7".to_owned());
+        let request = DiscoveryRequest {
+            version_info: "1".to_owned(),
+            node: node.clone(),
+            resource_names: names(["a", "b"]),
+            type_url: type_url.clone(),
+            response_nonce: response_nonce.clone(),
+            error_detail: error_detail.clone(),
+            ..DiscoveryRequest::default()
+        };
+        let expected = StateOfTheWorldRequest {
+            resource_names: names(["a", "b"]),
+            type_url: type_url.clone(),
+            response_nonce: response_nonce.clone(),
+            error_detail: Some(ErrorDetail {}),
+        };
+        assert_eq!(StateOfTheWorldRequest::decode(&*request.encode_to_vec()).unwrap(), expected);
+        let versions = HashMap::from([("a".to_owned(), "v".to_owned())]);
+        let request = DeltaDiscoveryRequest {
+            node,
+            type_url: type_url.clone(),
+            resource_names_subscribe: names(["a", "b"]),
+            resource_names_unsubscribe: names(["c", "d"]),
+            initial_resource_versions: versions.clone(),
+            response_nonce: response_nonce.clone(),
+            error_detail,
+            ..DeltaDiscoveryRequest::default()
+        };
+        let expected = DeltaRequest {
+            type_url,
+            resource_names_subscribe: names(["a", "b"]),
+            resource_names_unsubscribe: names(["c", "d"]),
+            initial_resource_versions: versions,
+            response_nonce,
+            error_detail: Some(ErrorDetail {}),
+        };
+        assert_eq!(DeltaRequest::decode(&*request.encode_to_vec()).unwrap(), expected);
+    }
+
+    #[test]
+    fn fields_are_counted_with_those_that_are_not_used() {
+        let request = DiscoveryRequest {
+            node: Some(Node { id: "balancer".to_owned(), ..Node::default() }),
+            resource_names: vec!["a".to_owned(); 5],
+            type_url: "type".to_owned(),
+            ..DiscoveryRequest::default()
+        };
+        assert_eq!(count_fields(&request.encode_to_vec()).unwrap(), 7);
+        assert!(count_fields(&[0x1a, 5, b'a']).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hostile clients of the program `npl-feed` keep HTTP/2 flow-control windows closed, do not complete requests, and
+//! subscribe to as many names as they can. The feed's memory stays bounded, and the feed answers other clients.
+
+use std::{io::Write as _, net::TcpStream};
+
+use envoy_types::pb::envoy::{
+    config::endpoint::v3::ClusterLoadAssignment,
+    service::discovery::v3::{
+        DeltaDiscoveryRequest, aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+    },
+};
+use futures::StreamExt as _;
+use prost::Name as _;
+use tokio::runtime::Runtime;
+use tonic::{Code, transport::Channel};
+
+use crate::{
+    api_server::{self, FEED},
+    memory::{LIMIT, LargeCluster, SERVICES, XDS},
+    network,
+    slow::{expect_client_is_served, read_count, wait_for_count},
+};
+
+/// The number of streams that the feed accepts on one connection.
+const STREAMS: u32 = 16;
+/// The number of connections on which answers are not read.
+const UNREAD: usize = 1000;
+/// The number of connections on which requests are not completed, and the bytes of each incomplete request.
+const INCOMPLETE: usize = 800;
+const REQUEST_BYTES: usize = 60_000;
+/// The number of names of each stream, and the default of `--xds-names`.
+const NAMES: usize = 20_000;
+const MOST_NAMES: usize = 100_000;
+/// The upper limits of the memory for unread answers and incomplete requests, for the connections and streams of each
+/// interface, and for subscriptions, in KiB. The container of the feed also has memory for a flood of DNS queries.
+const HELD_LIMIT: u64 = 24 * 1024;
+const HTTP_LIMIT: u64 = 72 * 1024;
+const XDS_LIMIT: u64 = 24 * 1024;
+const NAMES_LIMIT: u64 = 32 * 1024;
+
+const REFUSED: &str = r#"npl_feed_refused_connections_total{interface="xds"}"#;
+const STATE_OF_THE_WORLD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+
+/// An HTTP/2 frame.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The preface of a connection whose streams have a closed window: the setting 4 is the initial window.
+fn preface() -> Vec<u8> {
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[0, 4, 0, 0, 0, 0])].concat()
+}
+
+/// A header block: the method as an element of HPACK's static table (2 is GET, 3 is POST), the scheme `http`, the
+/// authority `a` and the path as a literal.
+fn header(method: u8, path: &str) -> Vec<u8> {
+    let path = [&[0x04, u8::try_from(path.len()).unwrap()][..], path.as_bytes()].concat();
+    [&[0x80 | method, 0x86, 0x41, 1, b'a'][..], &path].concat()
+}
+
+fn connect(address: &str, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    // An error is ignored, because the feed may have closed the connection.
+    drop(stream.write_all(bytes));
+    stream
+}
+
+/// The paths of all bodies that the feed renders.
+fn paths() -> Vec<String> {
+    let whole = ["/v1/members", "/traefik", "/v1/http_sd", "/metrics", "/openapi.json"].map(str::to_owned);
+    let of_service = (0..SERVICES).flat_map(|number| {
+        let name = format!("web-{number:03}");
+        [
+            format!("/v1/members/production/{name}"),
+            format!("/v1/members/production/{name}/http"),
+            format!("/v1/health/service/{name}.production"),
+            format!("/v1/health/service/http.{name}.production?passing"),
+        ]
+    });
+    whole.into_iter().chain(of_service).collect()
+}
+
+/// Requests all bodies on many connections whose windows are closed.
+fn leave_answers_unread() -> Vec<TcpStream> {
+    let paths = paths();
+    let mut next = paths.iter().cycle();
+    let mut connection = || {
+        let requests = (0..STREAMS).zip(&mut next);
+        let requests = requests.flat_map(|(number, path)| frame(1, 5, 2 * number + 1, &header(2, path)));
+        connect(FEED, &[preface(), requests.collect()].concat())
+    };
+    (0..UNREAD).map(|_| connection()).collect()
+}
+
+/// Sends the first bytes of large xDS requests.
+fn leave_requests_incomplete() -> Vec<TcpStream> {
+    let length = u32::try_from(4 * 1024 * 1024).unwrap_or(u32::MAX).to_be_bytes();
+    let message = [&[0][..], &length, &vec![0; REQUEST_BYTES]].concat();
+    let data: Vec<u8> = message.chunks(16_384).flat_map(|part| frame(0, 0, 1, part)).collect();
+    let bytes = [preface(), frame(1, 4, 1, &header(3, STATE_OF_THE_WORLD)), data].concat();
+    (0..INCOMPLETE).map(|_| connect(XDS, &bytes)).collect()
+}
+
+/// Subscribes to many names on one stream. Returns the status of the stream if the feed ends it, or the stream.
+async fn subscribe(number: usize) -> Result<impl Send, tonic::Status> {
+    let mut client = AggregatedDiscoveryServiceClient::new(
+        Channel::from_shared(format!("http://{XDS}")).unwrap().connect().await.unwrap(),
+    );
+    let name = |index| format!("service-{number:02}-{index:05}.production:http");
+    let request = DeltaDiscoveryRequest {
+        type_url: ClusterLoadAssignment::type_url(),
+        resource_names_subscribe: (0..NAMES).map(name).collect(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    let requests = futures::stream::iter([request]).chain(futures::stream::pending());
+    let mut responses = client.delta_aggregated_resources(requests).await.unwrap().into_inner();
+    responses.message().await.map(|_response| (client, responses))
+}
+
+#[test]
+fn hostile_clients_take_bounded_memory_and_others_are_served() {
+    network::inside("hostile::hostile_clients_take_bounded_memory_and_others_are_served", || {
+        let cluster = LargeCluster::start();
+        cluster.wait_for_memory(LIMIT);
+        let runtime = Runtime::new().unwrap();
+        let before = cluster.memory();
+        let unread = leave_answers_unread();
+        wait_for_count(r#"npl_feed_http_answers_total{answer="2xx"}"#, UNREAD * STREAMS as usize);
+        println!("{UNREAD} connections with unread answers: {} KiB, {before} KiB before", cluster.memory());
+        assert!(cluster.memory() <= before + HELD_LIMIT + HTTP_LIMIT);
+        let incomplete = leave_requests_incomplete();
+        wait_for_count(REFUSED, 1);
+        println!("{INCOMPLETE} connections with incomplete requests: {} KiB", cluster.memory());
+        drop(incomplete);
+        let (subscribers, mut streams) = (Runtime::new().unwrap(), Vec::new());
+        for number in 0..MOST_NAMES / NAMES {
+            streams.push(subscribers.block_on(subscribe(number)).expect("names within the limit"));
+        }
+        let refused = subscribers.block_on(subscribe(MOST_NAMES / NAMES)).err().expect("names above the limit");
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+        assert_eq!(read_count("npl_feed_xds_names"), Some(MOST_NAMES));
+        println!("{MOST_NAMES} names: {} KiB", cluster.memory());
+        drop((streams, subscribers));
+        let text = "the end of the streams with many names";
+        api_server::until(text, || read_count("npl_feed_xds_names").filter(|names| *names == 0));
+        runtime.block_on(expect_client_is_served());
+        assert_eq!(api_server::get("/v1/members/production/web-001/http").unwrap().0, 200);
+        let peak = cluster.peak_memory();
+        println!("largest memory: {peak} KiB");
+        assert!(peak <= LIMIT + HELD_LIMIT + HTTP_LIMIT + XDS_LIMIT + NAMES_LIMIT, "{peak} KiB");
+        drop(unread);
+    });
+}
