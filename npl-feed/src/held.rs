@@ -156,8 +156,8 @@ impl Connection {
         self.closed.notified().await;
     }
 
-    /// Registers an answer until the client has read it: returns the parts of the answer, and the last clone of the last
-    /// part ends the hold.
+    /// Registers an answer until the client has read it. Returns the parts of the answer; the answer counts as read when
+    /// all returned parts are dropped.
     pub(crate) fn answer(&self, parts: Vec<Bytes>) -> Vec<Bytes> {
         let length = parts.iter().map(Bytes::len).sum();
         let contents = parts.iter().filter(|part| !part.is_empty());

@@ -21,7 +21,8 @@ pub struct Config {
     pub xds: Listen,
 
     /// The maximum number of names to which all xDS streams together may subscribe, including the names of wildcard
-    /// subscriptions. Each name takes about 300 bytes of memory.
+    /// subscriptions. Each load balancer subscribes to about two names for each Service port: its cluster and its
+    /// endpoints. A name takes up to 300 bytes of memory.
     #[arg(long, env = "NPL_FEED_XDS_NAMES", value_name = "COUNT", default_value_t = 100_000)]
     pub xds_names: usize,
 
