@@ -55,7 +55,7 @@ const TEST_EXAMPLES: &str = "Examples:
 const BUNDLE_EXAMPLES: &str = "Examples:
   kubectl npl bundle > npl-bundle.tar.gz                                     every Node
   kubectl npl bundle --node node-1 --node node-2 --file npl-bundle.tar.gz    these Nodes
-  kubectl npl on node-3 --create-pod bundle > node-3.tar.gz                  a Node whose agent does not run";
+  kubectl npl bundle --create-pods > npl-bundle.tar.gz                       also Nodes whose agent does not run";
 
 const ON_EXAMPLES: &str = "Examples:
   kubectl npl on node-1 flows --pod web-0
@@ -91,8 +91,9 @@ pub enum KubectlCommand {
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
     /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, the results of
-    /// `kubectl npl status`, `mappings` and `check`, and lists of the Nodes and agents. If the documents of a Node
-    /// cannot be read, the command continues with the other Nodes, and summary.json contains the reason. The archive
+    /// `kubectl npl status`, `mappings` and `check`, and lists of the Nodes and agents. The command runs in the agents'
+    /// Pods; with `--create-pods`, the archive also has the documents of Nodes where no agent runs. If the documents of
+    /// a Node cannot be read, the command continues with the other Nodes, and summary.json contains the reason. The archive
     /// contains no Secret, no environment, no log, no label, and no annotation of other software. Exits with 2 if
     /// documents of a Node or of the cluster are missing.
     #[command(after_help = BUNDLE_EXAMPLES)]
@@ -244,6 +245,18 @@ pub struct ClusterBundleArgs {
     /// Include all flows of each Node, which name the addresses of clients.
     #[arg(long)]
     pub flows: bool,
+
+    /// On each Node where no agent runs, create a Pod for this command only, and collect the documents of the Node in
+    /// this Pod. Kernel state is in the documents, but names of Pods and Services are missing. The Pods have the rights
+    /// of the agent's container: host network, BPF file system, `CAP_BPF` and `CAP_NET_ADMIN`. They are removed
+    /// afterwards.
+    #[arg(long)]
+    pub create_pods: bool,
+
+    /// Create the Pods with this image, which must contain this version of npl-agent. Unset: with the image of an agent
+    /// of the cluster.
+    #[arg(long, value_name = "REFERENCE", requires = "create_pods")]
+    pub image: Option<String>,
 }
 
 /// Arguments of `kubectl npl on`.

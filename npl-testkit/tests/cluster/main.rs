@@ -65,6 +65,10 @@ const TESTS: &[ClusterTest] = &[
         node_pod::commands_run_in_a_pod_on_a_node_without_an_agent,
     ),
     ClusterTest::new(
+        "the_support_archive_has_the_node_whose_agent_is_in_a_crash_loop",
+        node_pod::the_support_archive_has_the_node_whose_agent_is_in_a_crash_loop,
+    ),
+    ClusterTest::new(
         "an_agent_may_write_its_annotation_and_nothing_else",
         policy::an_agent_may_write_its_annotation_and_nothing_else,
     ),

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `kubectl npl on NODE --create-pod`, which runs a command on a Node where no agent runs.
+//! Tests the commands that work on a Node where no agent runs: `kubectl npl on NODE --create-pod` and
+//! `kubectl npl bundle --create-pods`.
 
+use std::fs;
 use std::process::{Command, Output};
 
 use npl_testkit::poll;
+use npl_testkit::tools;
 use serde_json::{Value, json};
 
 use crate::agent;
@@ -76,4 +79,57 @@ pub(crate) fn commands_run_in_a_pod_on_a_node_without_an_agent(world: &mut World
 
     select_nodes(world, &Value::Null);
     assert_eq!(agent::on(world, NODE).node, NODE);
+}
+
+/// Returns the Node whose agent's container waits for its next restart after a crash.
+fn crashing_node(world: &World) -> Option<String> {
+    let selector = "labelSelector=app.kubernetes.io/component%3Dagent";
+    let path = format!("/api/v1/namespaces/{AGENT_NAMESPACE}/pods?{selector}");
+    let pods = world.cluster.cluster().client().get(&path).unwrap();
+    let is_crashing = |pod: &&Value| {
+        let containers = pod["status"]["containerStatuses"].as_array();
+        containers.into_iter().flatten().any(|it| it["state"]["waiting"]["reason"] == "CrashLoopBackOff")
+    };
+    let pod = pods["items"].as_array()?.iter().find(is_crashing)?;
+    pod["spec"]["nodeName"].as_str().map(str::to_owned)
+}
+
+/// A wrong option lets the agent of one Node crash, and the rollout stops there. With `--create-pods`, the archive has
+/// the kernel state of this Node; without this flag, the command creates no Pod.
+pub(crate) fn the_support_archive_has_the_node_whose_agent_is_in_a_crash_loop(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    let variables = ["set", "env", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--containers=npl-agent"];
+    world.kubectl(&[&variables[..], &["NPL_RESYNC=wrong"]].concat());
+    let node = poll::until("an agent in a crash loop", LIMIT, || crashing_node(world)).unwrap();
+
+    let bundle = |name: &str, flags: &[&str]| {
+        let file = world.cluster.run().file(name);
+        let output = world.plug_in(&[&["bundle", "--file", file.to_str().unwrap()], flags].concat()).output().unwrap();
+        let folder = world.cluster.run().file(&format!("{name}-unpacked"));
+        fs::create_dir(&folder).unwrap();
+        tools::output(Command::new("tar").arg("-xzf").arg(&file).arg("-C").arg(&folder)).unwrap();
+        assert!(world.namespaces_named("npl-bundle").is_empty());
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), folder.join("npl-bundle"))
+    };
+    let (code, notes, folder) = bundle("without-pods.tar.gz", &["--node", &node]);
+    assert!(code == Some(2) && notes.contains("--create-pods"), "{code:?} {notes}");
+    assert!(!notes.contains("creating") && !folder.join("nodes").exists(), "{notes}");
+
+    let (code, notes, folder) = bundle("with-pods.tar.gz", &["--create-pods"]);
+    assert!(code == Some(0) && notes.contains("collected in a new Pod"), "{code:?} {notes}");
+    let read = |name: &str| serde_json::from_str::<Value>(&fs::read_to_string(folder.join(name)).unwrap()).unwrap();
+    let rows = read("summary.json")["nodes"].clone();
+    for row in rows.as_array().unwrap() {
+        assert_eq!(
+            (&row["collected"], &row["inNewPod"]),
+            (&json!(true), &json!(row["node"] == node.as_str())),
+            "{row}"
+        );
+    }
+    let mappings = read(&format!("nodes/{node}/mappings.json"));
+    let pods = shop.values().filter(|pod| pod.node == node).count();
+    assert!(pods > 0 && mappings.as_array().unwrap().len() >= pods * PORTS, "{mappings:#}");
+
+    world.kubectl(&[&variables[..], &["NPL_RESYNC-"]].concat());
+    world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `kubectl npl on NODE --create-pod`: runs a command of the agent on a Node where no agent runs, in a Pod that exists
-//! for this command only.
+//! Runs commands of the agent on Nodes where no agent runs, in Pods that exist for one command of the plug-in only:
+//! `kubectl npl on NODE --create-pod` and `kubectl npl bundle --create-pods`.
 
 use std::{
     process::{ExitCode, Stdio},
@@ -18,14 +18,15 @@ use super::{
 };
 use crate::{cli::note, config::kubectl_args::OnArgs, core::verdict::HealthVerdict};
 
-/// The label and the Pod Security level of the temporary Namespaces. The level `privileged` admits Pods with the host
-/// network and with `hostPath` volumes.
+/// The Namespaces of `kubectl npl on`. The level `privileged` admits Pods with the host network and with `hostPath`
+/// volumes.
 const NAMESPACE: Kind = Kind { label: "npl-on", level: "privileged" };
-const POD: &str = "npl-agent";
+/// The name of the Pods' `ServiceAccount`, which has no rights.
+const ACCOUNT: &str = "npl-agent";
 /// The time limit for the start of the Pod, whose image the Node may have to pull.
 const START: Duration = Duration::from_mins(3);
-/// The time limit of the command in the Pod.
-const LIMIT: Duration = Duration::from_hours(1);
+/// The time limit of the command, after which Kubernetes stops the Pods.
+pub(super) const LIMIT: Duration = Duration::from_hours(1);
 
 /// Runs a command in a new Pod on the Node, with this process's standard output, and returns its exit code. Removes the
 /// Pod afterwards, also after a signal. The exit code is 2 if the command has succeeded, but the Pod could not be
@@ -39,35 +40,81 @@ fn run_with(kubectl: Kubectl<'_>, args: &OnArgs, image: &str, interrupt: &Interr
     // Kubernetes deletes a Pod whose Node does not exist, and reports no error, so this command checks first that the
     // Node exists.
     kubectl.output(&["get", "node", &args.node, "--output", "name"])?;
-    name_leftovers(kubectl, &NAMESPACE)?;
-    let namespace = TemporaryNamespace::new(kubectl, &NAMESPACE);
-    note(&format!(
-        "no agent runs on Node {}: creating the Pod {}/{POD} there, on the host network and with CAP_BPF and CAP_NET_ADMIN; \
-         image {image}",
-        args.node, namespace.name
-    ));
-    let code = in_pod(kubectl, &namespace, args, image, interrupt);
-    let is_removed = namespace.remove(interrupt);
+    let pods = NodePods::new(kubectl, &NAMESPACE, image, interrupt)?;
+    note(&format!("no agent runs on Node {}: {}", args.node, pods.description()));
+    let code = in_pod(kubectl, &pods, args, interrupt);
+    let is_removed = pods.remove();
     Ok(exit_code(code?, is_removed))
 }
 
 fn in_pod(
     kubectl: Kubectl<'_>,
-    namespace: &TemporaryNamespace<'_>,
+    pods: &NodePods<'_>,
     args: &OnArgs,
-    image: &str,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Option<i32>> {
-    namespace.create()?;
-    let objects = [namespace.object("ServiceAccount", POD), pod(namespace, &args.node, image)];
-    kubectl.create(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
-    namespace.wait_for_pods(interrupt, START)?;
+    pods.create()?;
+    pods.start(&args.node)?;
     let arguments: Vec<&str> = args.arguments.iter().map(String::as_str).collect();
-    let mut command = kubectl.command(&exec_in([&namespace.name, POD, CONTAINER], &[], &arguments));
+    let mut command = kubectl.command(&pods.exec_arguments(&args.node, &arguments));
     let running = command.stdin(Stdio::null()).spawn().context("run kubectl: it must be on the PATH")?;
     let output = child::output(running, || interrupt.check())?;
     interrupt.check()?;
     Ok(output.status.code())
+}
+
+/// The Pods of one command on Nodes where no agent runs, in a temporary Namespace.
+#[derive(Debug)]
+pub(super) struct NodePods<'a> {
+    kubectl: Kubectl<'a>,
+    namespace: TemporaryNamespace<'a>,
+    image: &'a str,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> NodePods<'a> {
+    /// Chooses the name of the Namespace, without creating the Namespace. Names the Namespaces that an earlier command
+    /// has left.
+    pub(super) fn new(
+        kubectl: Kubectl<'a>,
+        kind: &'static Kind,
+        image: &'a str,
+        interrupt: &'a Interrupt,
+    ) -> anyhow::Result<Self> {
+        name_leftovers(kubectl, kind)?;
+        Ok(Self { kubectl, namespace: TemporaryNamespace::new(kubectl, kind), image, interrupt })
+    }
+
+    /// Describes the Pods to the user.
+    pub(super) fn description(&self) -> String {
+        format!(
+            "creating a Pod there in Namespace {}, on the host network and with CAP_BPF and CAP_NET_ADMIN; image {}",
+            self.namespace.name, self.image
+        )
+    }
+
+    /// Creates the Namespace and the Pods' `ServiceAccount`.
+    pub(super) fn create(&self) -> anyhow::Result<()> {
+        self.namespace.create()?;
+        self.kubectl.create(&self.namespace.object("ServiceAccount", ACCOUNT))
+    }
+
+    /// Creates the Pod of a Node, and waits until it runs. The Pod has the name of the Node.
+    pub(super) fn start(&self, node: &str) -> anyhow::Result<()> {
+        self.kubectl.create(&pod(&self.namespace, node, self.image))?;
+        self.namespace.wait_for_pod(node, self.interrupt, START)
+    }
+
+    /// Returns the arguments with which kubectl runs a command in the Pod of a Node.
+    pub(super) fn exec_arguments<'b>(&'b self, node: &'b str, arguments: &[&'b str]) -> Vec<&'b str> {
+        exec_in([&self.namespace.name, node, CONTAINER], &[], arguments)
+    }
+
+    /// Removes the Namespace with all Pods. If the removal fails, writes a command for the user to standard error, and
+    /// returns `false`.
+    pub(super) fn remove(&self) -> bool {
+        self.namespace.remove(self.interrupt)
+    }
 }
 
 /// Returns the exit code of this process. `code` is that of the command; `None` if a signal has ended kubectl.
@@ -110,10 +157,10 @@ fn pod(namespace: &TemporaryNamespace<'_>, node: &str, image: &str) -> Value {
             },
         ],
     });
-    let mut pod = namespace.object("Pod", POD);
+    let mut pod = namespace.object("Pod", node);
     pod["spec"] = json!({
         "nodeName": node,
-        "serviceAccountName": POD,
+        "serviceAccountName": ACCOUNT,
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "hostNetwork": true,

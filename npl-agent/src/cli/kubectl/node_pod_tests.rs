@@ -13,7 +13,7 @@ echo "$*" >> requests
 case "$*" in
     *" get node "*) echo node/node-2 ;;
     *" get "*namespaces*) echo '{"items": []}' ;;
-    *" get "*pods*) echo '{"items": [{"metadata": {"name": "npl-agent"},
+    *" get "*pods*) echo '{"items": [{"metadata": {"name": "node-2"},
         "status": {"containerStatuses": [{"state": {"running": {}}}]}}]}' ;;
     *" create "*) cat >> objects; echo >> objects ;;
     *" exec "*) exit 3 ;;
@@ -47,14 +47,15 @@ fn the_pod_is_removed_after_the_command_whose_exit_code_is_returned() {
     let script = Script::new("on", KUBECTL);
     let (result, requests) = requests(&script, &Interrupt::new(Duration::from_mins(1)));
     assert_eq!(result.unwrap(), ExitCode::from(3));
-    let (create, pods) = ("create --filename -", "get --output json pods --namespace NAMESPACE");
-    let exec = "exec --namespace NAMESPACE npl-agent --container npl-agent -- /npl-agent status --output=json";
+    let (create, pods) =
+        ("create --filename -", "get --output json pods --namespace NAMESPACE --field-selector metadata.name=node-2");
+    let exec = "exec --namespace NAMESPACE node-2 --container npl-agent -- /npl-agent status --output=json";
     let delete = "delete namespace NAMESPACE --ignore-not-found --wait --timeout=90s";
     let leftovers = "get --output json namespaces --selector app.kubernetes.io/name=npl-on";
-    assert_eq!(requests, ["get node node-2 --output name", leftovers, create, create, pods, exec, delete]);
+    assert_eq!(requests, ["get node node-2 --output name", leftovers, create, create, create, pods, exec, delete]);
     let objects = fs::read_to_string(script.0.join("objects")).unwrap();
     let created: Vec<Value> = objects.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let pod = &created[1]["items"][1];
+    let pod = &created[2];
     assert_eq!(created[0]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"], "privileged");
     assert_eq!((&pod["spec"]["nodeName"], &pod["spec"]["containers"][0]["image"]), (&json!("node-2"), &json!("npl:1")));
 }

@@ -118,7 +118,7 @@ pub(super) fn run_on(kubectl: Kubectl<'_>, args: &OnArgs) -> anyhow::Result<Exit
     let Some(agent) = agents.get(&args.node).filter(|agent| agent.is_running) else {
         let is_absent = !agents.contains_key(&args.node);
         ensure!(args.create_pod, "{}", no_agent(&kubectl.connection.agent_namespace, &args.node, is_absent));
-        return node_pod::run(kubectl, args, image(args, &agents)?);
+        return node_pod::run(kubectl, args, image(args.image.as_deref(), &agents)?);
     };
     let arguments: Vec<&str> = args.arguments.iter().map(String::as_str).collect();
     let status = kubectl.command(&exec_arguments(kubectl, agent, &arguments)).status();
@@ -136,10 +136,10 @@ fn no_agent(namespace: &str, node: &str, is_absent: bool) -> String {
     format!("{reason}; with --create-pod, the command runs in a new Pod with the agent's rights, which is then removed")
 }
 
-/// Returns the image for a Pod on a Node without a running agent.
-fn image<'a>(args: &'a OnArgs, agents: &'a BTreeMap<String, AgentPod>) -> anyhow::Result<&'a str> {
+/// Returns the image for a Pod on a Node without a running agent: the `given` image, or that of an agent.
+pub(super) fn image<'a>(given: Option<&'a str>, agents: &'a BTreeMap<String, AgentPod>) -> anyhow::Result<&'a str> {
     let used = || agents.values().map(|agent| agent.image.as_str()).find(|image| !image.is_empty());
-    args.image.as_deref().or_else(used).with_context(|| {
+    given.or_else(used).with_context(|| {
         format!("no agent's Pod names the image: give --image with an image of npl-agent {}", env!("CARGO_PKG_VERSION"))
     })
 }
@@ -150,14 +150,11 @@ mod tests {
 
     #[test]
     fn the_image_is_that_of_the_flag_or_of_an_agent_on_another_node() {
-        let mut args =
-            OnArgs { node: "node-2".to_owned(), create_pod: true, image: None, arguments: vec!["doctor".to_owned()] };
         let agent = AgentPod { image: "registry.example/npl:1".to_owned(), ..AgentPod::default() };
         let agents = [("node-1".to_owned(), agent)].into();
-        assert_eq!(image(&args, &agents).unwrap(), "registry.example/npl:1");
-        assert!(image(&args, &BTreeMap::new()).unwrap_err().to_string().contains("give --image"));
-        args.image = Some("localhost/npl:2".to_owned());
-        assert_eq!(image(&args, &agents).unwrap(), "localhost/npl:2");
+        assert_eq!(image(None, &agents).unwrap(), "registry.example/npl:1");
+        assert!(image(None, &BTreeMap::new()).unwrap_err().to_string().contains("give --image"));
+        assert_eq!(image(Some("localhost/npl:2"), &agents).unwrap(), "localhost/npl:2");
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn row(kubectl: Kubectl<'_>, node: &str, agents: &BTreeMap<String, AgentPod>) ->
     }
     let answer = exec(kubectl, agent, &["status", "--output", "json", "--interval", "0s"]);
     match answer.and_then(|(_, text)| Ok(serde_json::from_str::<Value>(&text)?)) {
-        Ok(status) => read(node, agent, &status),
+        Ok(status) => read(node, Some(agent), &status),
         Err(error) => unknown(Some(agent), format!("{error:#}")),
     }
 }
@@ -84,13 +84,13 @@ pub(super) fn unknown(node: &str, agent: Option<&AgentPod>, finding: String) -> 
     }
 }
 
-/// Builds the row of a Node from the answer of the Node's agent.
-pub(super) fn read(node: &str, agent: &AgentPod, status: &Value) -> Row {
+/// Builds the row of a Node from the output of `npl-agent status` on the Node.
+pub(super) fn read(node: &str, agent: Option<&AgentPod>, status: &Value) -> Row {
     let verdict = status.get("verdict").and_then(|verdict| HealthVerdict::deserialize(verdict).ok());
     let findings = status.get("findings").and_then(Value::as_array).into_iter().flatten();
     Row {
         node: node.to_owned(),
-        agent: Some(agent.name.clone()),
+        agent: agent.map(|agent| agent.name.clone()),
         version: status.pointer("/agent/version").and_then(Value::as_str).map(str::to_owned),
         verdict: verdict.unwrap_or(HealthVerdict::CannotTell),
         mappings: status.get("mappings").and_then(Value::as_u64),
@@ -123,7 +123,8 @@ mod tests {
     use crate::core::verdict::HealthVerdict;
 
     fn row(node: &str, status: &serde_json::Value) -> Row {
-        read(node, &AgentPod { name: "npl-agent-x".to_owned(), is_running: true, ..AgentPod::default() }, status)
+        let agent = AgentPod { name: "npl-agent-x".to_owned(), is_running: true, ..AgentPod::default() };
+        read(node, Some(&agent), status)
     }
 
     #[test]

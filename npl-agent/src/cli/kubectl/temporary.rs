@@ -57,10 +57,20 @@ impl<'a> TemporaryNamespace<'a> {
 
     /// Waits until every Pod of the Namespace runs.
     pub(super) fn wait_for_pods(&self, interrupt: &Interrupt, limit: Duration) -> anyhow::Result<()> {
+        self.wait_for(&[], interrupt, limit)
+    }
+
+    /// Waits until one Pod of the Namespace runs.
+    pub(super) fn wait_for_pod(&self, pod: &str, interrupt: &Interrupt, limit: Duration) -> anyhow::Result<()> {
+        self.wait_for(&["--field-selector", &format!("metadata.name={pod}")], interrupt, limit)
+    }
+
+    fn wait_for(&self, selection: &[&str], interrupt: &Interrupt, limit: Duration) -> anyhow::Result<()> {
+        let arguments = [&["pods", "--namespace", &self.name], selection].concat();
         let mut obstacles = Vec::new();
         let are_running = interrupt.until(limit, || {
             obstacles.clear();
-            for pod in self.kubectl.list(&["pods", "--namespace", &self.name])? {
+            for pod in self.kubectl.list(&arguments)? {
                 match progress(&pod) {
                     Progress::Running => {}
                     Progress::Waiting(reason) => obstacles.push(reason),

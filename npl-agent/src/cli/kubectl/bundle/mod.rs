@@ -25,9 +25,11 @@ use self::{
 use super::{
     Kubectl, child,
     interrupt::Interrupt,
-    nodes::{AgentPod, agents, exec_arguments},
+    node_pod::{self, NodePods},
+    nodes::{AgentPod, agents, exec_arguments, image},
     parallel, start,
     status::{self, Row},
+    temporary::Kind,
     text_at,
 };
 use crate::{
@@ -40,7 +42,10 @@ use crate::{
 };
 
 /// The time limit of the whole command. The summary names the Nodes whose documents have not been collected by then.
-const LIMIT: Duration = Duration::from_hours(1);
+const LIMIT: Duration = node_pod::LIMIT;
+/// The Namespaces with the Pods on Nodes where no agent runs. The level `privileged` admits Pods with the host network
+/// and with `hostPath` volumes.
+const NAMESPACE: Kind = Kind { label: "npl-bundle", level: "privileged" };
 /// The time limit for the documents of one Node.
 const NODE_LIMIT: Duration = Duration::from_mins(1);
 /// The maximum size in bytes of a Node's compressed archive.
@@ -53,11 +58,10 @@ const TOTAL_BYTES: usize = 512 << 20;
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Result<ExitCode> {
     let file = new_file(args.file.as_deref())?;
     let interrupt = Interrupt::watch(LIMIT)?;
-    let kubectl = kubectl.within(&interrupt);
-    let Some(path) = file else { return write(kubectl, args, io::stdout().lock()) };
+    let Some(path) = file else { return write(kubectl, args, &interrupt, io::stdout().lock()) };
     let out =
         new_private_file(path).with_context(|| format!("create {}: choose the path of a new file", path.display()));
-    let written = write(kubectl, args, out?);
+    let written = write(kubectl, args, &interrupt, out?);
     match &written {
         Ok(_) => note(&format!("wrote {}", path.display())),
         // An error of the removal is ignored, because the caller reports the error that prevented the archive from
@@ -67,7 +71,13 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Re
     written
 }
 
-fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> anyhow::Result<ExitCode> {
+fn write(
+    kubectl: Kubectl<'_>,
+    args: &ClusterBundleArgs,
+    interrupt: &Interrupt,
+    out: impl Write,
+) -> anyhow::Result<ExitCode> {
+    let kubectl = kubectl.within(interrupt);
     let agents = agents(kubectl)?;
     let nodes = kubectl.list(&["nodes"]);
     let mut errors = BTreeMap::new();
@@ -78,7 +88,11 @@ fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> any
     };
     let plans = summary::plan(&names, &args.node, &agents)?;
     let mut archive = ClusterArchive::new(out)?;
-    let (rows, statuses) = add_nodes(kubectl, args, &plans, &mut archive)?;
+    let pods = node_pods(kubectl, args, &plans, &agents, interrupt)?;
+    let created = pods.as_ref().map_or(Ok(()), NodePods::create);
+    let added = created.and_then(|()| add_nodes(kubectl, args, pods.as_ref(), &plans, &mut archive));
+    let are_removed = pods.as_ref().is_none_or(NodePods::remove);
+    let (rows, statuses) = added?;
     let documents = [
         ("status.json", document(&statuses)),
         ("nodes.json", nodes.map(|nodes| views::nodes(&nodes))),
@@ -95,7 +109,27 @@ fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> any
     let summary = Summary::new(rows, errors);
     archive.finish(&summary)?;
     note(&summary.to_string());
-    Ok(if summary.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(HealthVerdict::CannotTell.exit_code()) })
+    let is_complete = summary.is_complete() && are_removed;
+    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(HealthVerdict::CannotTell.exit_code()) })
+}
+
+/// Returns the Pods for Nodes where no agent runs, of which none is created yet. `None` if the user has not asked for
+/// Pods, or if an agent runs on every Node.
+fn node_pods<'a>(
+    kubectl: Kubectl<'a>,
+    args: &'a ClusterBundleArgs,
+    plans: &[NodePlan<'_>],
+    agents: &'a BTreeMap<String, AgentPod>,
+    interrupt: &'a Interrupt,
+) -> anyhow::Result<Option<NodePods<'a>>> {
+    let without_agent: Vec<&str> =
+        plans.iter().filter(|plan| plan.running_agent().is_none()).map(|plan| plan.node).collect();
+    if !args.create_pods || without_agent.is_empty() {
+        return Ok(None);
+    }
+    let pods = NodePods::new(kubectl, &NAMESPACE, image(args.image.as_deref(), agents)?, interrupt)?;
+    note(&format!("no agent runs on {}: {}", without_agent.join(", "), pods.description()));
+    Ok(Some(pods))
 }
 
 /// Collects the documents of all Nodes and adds them to the archive. Returns for each Node the row of the summary and
@@ -103,6 +137,7 @@ fn write(kubectl: Kubectl<'_>, args: &ClusterBundleArgs, out: impl Write) -> any
 fn add_nodes(
     kubectl: Kubectl<'_>,
     args: &ClusterBundleArgs,
+    pods: Option<&NodePods<'_>>,
     plans: &[NodePlan<'_>],
     archive: &mut ClusterArchive<impl Write>,
 ) -> anyhow::Result<(Vec<NodeRow>, Vec<Row>)> {
@@ -110,7 +145,7 @@ fn add_nodes(
     let mut bytes = 0;
     parallel::for_each(
         plans,
-        |plan| fetch(kubectl, plan, args.flows),
+        |plan| fetch(kubectl, plan, pods, args.flows),
         |index, plan, fetched| {
             let unpacked = fetched.and_then(|compressed| {
                 ensure!(
@@ -140,17 +175,33 @@ fn add_nodes(
 }
 
 /// Returns the compressed archive of a Node.
-fn fetch(kubectl: Kubectl<'_>, plan: &NodePlan<'_>, with_flows: bool) -> anyhow::Result<Vec<u8>> {
-    let agent: &AgentPod = plan.running_agent()?;
+fn fetch(
+    kubectl: Kubectl<'_>,
+    plan: &NodePlan<'_>,
+    pods: Option<&NodePods<'_>>,
+    with_flows: bool,
+) -> anyhow::Result<Vec<u8>> {
     let flags: &[&str] = if with_flows { &["bundle", "--flows"] } else { &["bundle"] };
+    kubectl.check()?;
+    let exec = match (plan.running_agent(), pods) {
+        (Some(agent), _) => exec_arguments(kubectl, agent, flags),
+        (None, Some(pods)) => {
+            pods.start(plan.node).with_context(|| plan.without_agent())?;
+            pods.exec_arguments(plan.node, flags)
+        }
+        (None, None) => bail!(
+            "{}: `kubectl npl bundle --node {} --create-pods` collects the documents of this Node in a new Pod",
+            plan.without_agent(),
+            plan.node
+        ),
+    };
     let begin = Instant::now();
     let check = || {
         kubectl.check()?;
         ensure!(begin.elapsed() < NODE_LIMIT, "no archive after {} s", NODE_LIMIT.as_secs());
         Ok(())
     };
-    check()?;
-    let mut command = kubectl.command(&exec_arguments(kubectl, agent, flags));
+    let mut command = kubectl.command(&exec);
     let output = child::output_within(start(&mut command)?, NODE_BYTES, check)?;
     if !output.status.success() {
         bail!("`npl-agent bundle`: {}", String::from_utf8_lossy(&output.stderr).trim_end());
@@ -161,9 +212,9 @@ fn fetch(kubectl: Kubectl<'_>, plan: &NodePlan<'_>, with_flows: bool) -> anyhow:
 fn status_of(plan: &NodePlan<'_>, unpacked: &Unpacked) -> Row {
     let document = unpacked.documents.iter().find(|(name, _)| *name == "status.json");
     let status = document.and_then(|(_, content)| serde_json::from_slice::<Value>(content).ok());
-    match (plan.agent, status) {
-        (Some(agent), Some(status)) => status::read(plan.node, agent, &status),
-        (agent, _) => status::unknown(plan.node, agent, "the Node's archive has no status.json".to_owned()),
+    match status {
+        Some(status) => status::read(plan.node, plan.agent, &status),
+        None => status::unknown(plan.node, plan.agent, "the Node's archive has no status.json".to_owned()),
     }
 }
 

@@ -24,17 +24,17 @@ pub(super) struct NodePlan<'a> {
 }
 
 impl<'a> NodePlan<'a> {
-    /// Returns the agent's Pod if its container runs; otherwise an error that says why no agent can answer.
-    pub(super) fn running_agent(&self) -> anyhow::Result<&'a AgentPod> {
-        let reason = match self.agent {
-            Some(agent) if agent.is_running => return Ok(agent),
+    /// Returns the agent's Pod if its container runs.
+    pub(super) fn running_agent(&self) -> Option<&'a AgentPod> {
+        self.agent.filter(|agent| agent.is_running)
+    }
+
+    /// Says why no agent can answer.
+    pub(super) fn without_agent(&self) -> String {
+        match self.agent {
             Some(agent) => format!("the agent's container does not run ({})", agent.state),
             None => "no agent's Pod is on this Node".to_owned(),
-        };
-        bail!(
-            "{reason}: `kubectl npl on {} --create-pod bundle` collects the documents of this Node in a new Pod",
-            self.node
-        )
+        }
     }
 }
 
@@ -68,6 +68,8 @@ pub(super) struct NodeRow {
     agent: Option<String>,
     /// Whether the Node's documents are in the archive.
     collected: bool,
+    /// Whether the documents were collected in a Pod of this command, because no agent runs on the Node.
+    in_new_pod: bool,
     /// Why the Node's documents are not in the archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -82,6 +84,7 @@ impl NodeRow {
     pub(super) fn collected(plan: &NodePlan<'_>, unpacked: &Unpacked) -> Self {
         Self {
             collected: true,
+            in_new_pod: plan.running_agent().is_none(),
             reason: None,
             documents: unpacked.documents.iter().map(|(name, _)| *name).collect(),
             bytes: unpacked.bytes(),
@@ -95,6 +98,7 @@ impl NodeRow {
             node: plan.node.to_owned(),
             agent: plan.agent.map(|agent| agent.name.clone()),
             collected: false,
+            in_new_pod: false,
             reason: Some(reason.to_owned()),
             documents: Vec::new(),
             bytes: 0,
@@ -106,10 +110,11 @@ impl NodeRow {
 /// Formats the line that reports this result on the terminal.
 impl fmt::Display for NodeRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.reason {
-            Some(reason) => write!(f, "Node {} is not in the archive: {reason}", self.node),
-            None => write!(f, "Node {}: {} documents, {} bytes", self.node, self.documents.len(), self.bytes),
+        if let Some(reason) = &self.reason {
+            return write!(f, "Node {} is not in the archive: {reason}", self.node);
         }
+        let place = if self.in_new_pod { ", collected in a new Pod" } else { "" };
+        write!(f, "Node {}: {} documents, {} bytes{place}", self.node, self.documents.len(), self.bytes)
     }
 }
 

@@ -22,6 +22,13 @@ const KUBECTL: &str = "case \"$*\" in
 *'exec '*' npl-agent-1 '*'/npl-agent bundle') cat node-1.tar.gz ;;
 *'exec '*' npl-agent-4 '*) echo 'unable to upgrade connection' >&2; exit 1 ;;
 *'exec '*' npl-agent-5 '*) echo 'not an archive' ;;
+*' namespaces --selector '*) echo '{\"items\": []}' ;;
+*' create '*) cat >> objects; echo >> objects ;;
+*'metadata.name=node-3') echo '{\"items\": [{\"metadata\": {\"name\": \"node-3\"}, \"status\": {
+    \"phase\": \"Failed\", \"reason\": \"OutOfcpu\"}}]}' ;;
+*'metadata.name=node-'*) echo '{\"items\": [{\"status\": {\"containerStatuses\": [{\"state\": {\"running\": {}}}]}}]}' ;;
+*'exec --namespace npl-bundle-'*' node-2 '*'/npl-agent bundle') cat node-2.tar.gz ;;
+*' delete namespace npl-bundle-'*) echo \"$*\" >> deleted ;;
 *) echo \"unexpected: $*\" >&2; exit 1 ;;
 esac
 ";
@@ -67,6 +74,8 @@ fn cluster(name: &str) -> Script {
         ("environment.json", json!(CANARY)),
     ]);
     write("node-1.tar.gz", &archive_of_node(&documents).unwrap());
+    let documents = Documents::from([("status.json", json!({"verdict": "at-risk", "mappings": 2}))]);
+    write("node-2.tar.gz", &archive_of_node(&documents).unwrap());
     script
 }
 
@@ -82,12 +91,23 @@ fn files(archive: &[u8]) -> BTreeMap<String, String> {
 }
 
 fn args(nodes: &[&str]) -> ClusterBundleArgs {
-    ClusterBundleArgs { node: nodes.iter().map(|name| (*name).to_owned()).collect(), file: None, flows: false }
+    ClusterBundleArgs {
+        node: nodes.iter().map(|name| (*name).to_owned()).collect(),
+        file: None,
+        flows: false,
+        create_pods: false,
+        image: None,
+    }
 }
 
 fn collect(script: &Script, nodes: &[&str]) -> anyhow::Result<(ExitCode, BTreeMap<String, String>)> {
+    collect_with(script, &args(nodes))
+}
+
+fn collect_with(script: &Script, args: &ClusterBundleArgs) -> anyhow::Result<(ExitCode, BTreeMap<String, String>)> {
     let mut out = Vec::new();
-    let code = script.with_kubectl(|kubectl| write(kubectl, &args(nodes), &mut out))?;
+    let limit = Interrupt::new(Duration::from_mins(1));
+    let code = script.with_kubectl(|kubectl| write(kubectl, args, &limit, &mut out))?;
     Ok((code, files(&out)))
 }
 
@@ -114,9 +134,9 @@ fn nodes_that_cannot_be_collected_are_named_and_do_not_stop_the_others() {
     let rows = summary["nodes"].as_array().unwrap();
     assert_eq!((&rows[0]["collected"], &rows[0]["ignoredFiles"]), (&json!(true), &json!(1)));
     let reasons = [
-        "the agent's container does not run (waiting: CrashLoopBackOff, 3 restarts, last exit code 1): `kubectl npl on \
-         node-2 --create-pod bundle`",
-        "no agent's Pod is on this Node: `kubectl npl on node-3 --create-pod bundle`",
+        "the agent's container does not run (waiting: CrashLoopBackOff, 3 restarts, last exit code 1): `kubectl npl \
+         bundle --node node-2 --create-pods`",
+        "no agent's Pod is on this Node: `kubectl npl bundle --node node-3 --create-pods`",
         "`npl-agent bundle`: unable to upgrade connection",
         "read the Node's archive",
     ];
@@ -127,6 +147,63 @@ fn nodes_that_cannot_be_collected_are_named_and_do_not_stop_the_others() {
     let verdicts: Vec<&Value> = status.as_array().unwrap().iter().map(|row| &row["verdict"]).collect();
     assert_eq!(verdicts[0], "healthy");
     assert!(verdicts[1..].iter().all(|verdict| *verdict == verdicts[1] && *verdict != "healthy"), "{status}");
+}
+
+/// The Pod on the second Node runs, the Pod on the third Node fails.
+#[test]
+fn nodes_without_a_running_agent_are_collected_in_new_pods_which_are_removed() {
+    let script = cluster("bundle-pods");
+    let with_pods = |nodes: &[&str]| ClusterBundleArgs { create_pods: true, ..args(nodes) };
+    let (code, files) = collect_with(&script, &with_pods(&["node-1", "node-2", "node-3"])).unwrap();
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
+    let summary: Value = serde_json::from_str(&files["npl-bundle/summary.json"]).unwrap();
+    let rows = summary["nodes"].as_array().unwrap();
+    let states: Vec<_> = rows.iter().map(|row| (row["collected"].as_bool(), row["inNewPod"].as_bool())).collect();
+    assert_eq!(states, [(true, false), (true, true), (false, false)].map(|(a, b)| (Some(a), Some(b))));
+    let reason = rows[2]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("no agent's Pod is on this Node: Pod node-3 has failed: OutOfcpu"), "{reason}");
+    let status: Value = serde_json::from_str(&files["npl-bundle/cluster/status.json"]).unwrap();
+    assert_eq!((&status[1]["verdict"], &status[1]["mappings"]), (&json!("at-risk"), &json!(2)));
+    let objects = fs::read_to_string(script.0.join("objects")).unwrap();
+    let created: Vec<Value> = objects.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let count = |kind: &str| created.iter().filter(|object| object["kind"] == kind).count();
+    assert_eq!(["Namespace", "ServiceAccount", "Pod"].map(count), [1, 1, 2]);
+    let of_pods = created.iter().filter(|object| object["kind"] == "Pod");
+    let nodes: std::collections::BTreeSet<_> = of_pods.map(|pod| pod["spec"]["nodeName"].as_str().unwrap()).collect();
+    assert!(nodes.into_iter().eq(["node-2", "node-3"]));
+    let deleted = fs::read_to_string(script.0.join("deleted")).unwrap();
+    assert_eq!(deleted.lines().count(), 1, "{deleted}");
+
+    // If an agent runs on each Node, no Pod is created.
+    let (code, _) = collect_with(&script, &with_pods(&["node-1"])).unwrap();
+    assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::SUCCESS));
+    assert_eq!(fs::read_to_string(script.0.join("objects")).unwrap(), objects);
+}
+
+#[test]
+fn the_pods_are_removed_if_they_cannot_be_created_or_the_archive_cannot_be_written() {
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::Error::other("full"))
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let args = ClusterBundleArgs { create_pods: true, ..args(&["node-2"]) };
+    let script = cluster("bundle-forbidden");
+    let text = fs::read_to_string(script.0.join("kubectl")).unwrap();
+    let forbidden = text.replace("cat >> objects; echo >> objects", "echo forbidden >&2; exit 1");
+    fs::write(script.0.join("kubectl"), forbidden).unwrap();
+    let error = collect_with(&script, &args).unwrap_err();
+    assert!(format!("{error:#}").contains("forbidden"), "{error:#}");
+    assert!(script.0.join("deleted").exists());
+
+    let script = cluster("bundle-full");
+    let limit = Interrupt::new(Duration::from_mins(1));
+    assert!(script.with_kubectl(|kubectl| write(kubectl, &args, &limit, Full)).is_err());
+    assert_eq!(script.0.join("objects").exists(), script.0.join("deleted").exists());
 }
 
 #[test]
@@ -162,7 +239,7 @@ fn the_remaining_nodes_are_named_after_the_time_limit() {
         let agents = agents(kubectl).unwrap();
         let plans = summary::plan(&names, &[], &agents).unwrap();
         let mut archive = ClusterArchive::new(Vec::new()).unwrap();
-        add_nodes(kubectl.within(&over), &args(&[]), &plans, &mut archive).unwrap().0
+        add_nodes(kubectl.within(&over), &args(&[]), None, &plans, &mut archive).unwrap().0
     });
     let text = rows.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     assert!(text.contains("Node node-1 is not in the archive: the time limit of 0 s is over"), "{text}");
