@@ -8,4 +8,5 @@ pub mod introspection;
 pub mod reconciler;
 pub mod retry_delays;
 pub mod run;
+pub mod service_meter;
 pub mod sweeper;

@@ -25,6 +25,7 @@ use crate::{
         executor::Executor,
         introspection::Introspection,
         reconciler::{HEARTBEAT, Listeners, ProgramTargets, Reconciler},
+        service_meter::ServiceMeter,
         sweeper::Sweeper,
     },
     config::Config,
@@ -94,6 +95,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         runtime_dir,
         listen,
         metrics_listen,
+        service_metrics,
     } = config;
     // The agent's lock is a directory of the BPF file system, so the agent checks first that this file system is
     // mounted.
@@ -103,7 +105,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     warn_of(&settings);
     let servers = Servers::bind(listen, metrics_listen).await?;
     let health = Health::new();
-    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
+    let service_meter = (service_metrics > 0).then(|| ServiceMeter::new(service_metrics));
+    let counters = PinnedCounters { bpffs: bpffs.clone(), service_meter: service_meter.clone() };
+    let metrics = Metrics::new(Arc::new(counters));
     let port_range = settings.port_range;
     let state = PlannerState::new(settings);
     // The metrics of mappings and ports are set before the first op. If they were set later, these metrics would be
@@ -138,7 +142,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher, Guard::start(guard, resync), port_range);
         let recorder = Recorder::new(client, &node_name, metrics.clone());
-        let listeners = Listeners { metrics, health: health.clone(), change_log, introspection };
+        let listeners = Listeners { metrics, health: health.clone(), change_log, introspection, service_meter };
         let uplinks = Uplinks::new(devices, (forwarding, network_policy), attach, guard);
         let targets = ProgramTargets { uplinks, local_clients };
         let reconciler = Reconciler::new(state, executor, targets, listeners, resync);
@@ -251,6 +255,7 @@ fn random_seed() -> anyhow::Result<u64> {
 #[derive(Debug)]
 struct PinnedCounters {
     bpffs: PathBuf,
+    service_meter: Option<ServiceMeter>,
 }
 
 impl DatapathCounters for PinnedCounters {
@@ -258,7 +263,9 @@ impl DatapathCounters for PinnedCounters {
         let Ok(tables) = Tables::open(&Pins::new(&self.bpffs)) else { return Counts::default() };
         let reasons = tables.reasons().unwrap_or_default();
         let totals = |family| tables.totals(family).map(|stats| FamilyTotals { family, stats });
+        let services = self.service_meter.as_ref().map(|meter| meter.read(&tables).unwrap_or_default());
         Counts {
+            services,
             reasons: reasons.into_iter().map(|(reason, count)| (reason.name(), count)).collect(),
             totals: Family::ALL.into_iter().flat_map(totals).collect(),
         }

@@ -318,6 +318,15 @@ pub struct RunArgs {
     )]
     pub metrics_listen: Option<SocketAddr>,
 
+    /// Serve the traffic of at most this many Service ports as metrics, from 0 to 4096; 0 serves none. A Service port is
+    /// a Service with one of its Pod ports and a protocol. The first ones that have a mapping on this Node keep their
+    /// series until the agent ends; the traffic of all others is in the series of the Service `_other`.
+    #[arg(
+        long, env = "NPL_SERVICE_METRICS", value_name = "MAX", default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(0..=4096)
+    )]
+    pub service_metrics: u16,
+
     /// Write log lines to standard error in this format. The variable `NPL_LOG` selects lines by level and module, for
     /// example `npl_agent=debug,warn`.
     #[arg(long, env = "NPL_LOG_FORMAT", value_enum, default_value_t)]

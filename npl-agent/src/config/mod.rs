@@ -70,6 +70,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The address and port of the HTTP server that serves only metrics.
     pub metrics_listen: Option<SocketAddr>,
+    /// The maximum number of Service ports with metrics of their traffic; 0 without such metrics.
+    pub service_metrics: usize,
 }
 
 /// A flag has an invalid value. The process exits with code 2, as for clap's usage errors.
@@ -127,6 +129,7 @@ impl TryFrom<RunArgs> for Config {
             runtime_dir,
             listen,
             metrics_listen,
+            service_metrics,
             log_format: _, // logging is already started
         } = args;
         match (attach, forwarding) {
@@ -163,6 +166,7 @@ impl TryFrom<RunArgs> for Config {
             runtime_dir,
             listen,
             metrics_listen,
+            service_metrics: service_metrics.into(),
         })
     }
 }

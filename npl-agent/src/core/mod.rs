@@ -35,6 +35,7 @@ pub mod pages;
 pub mod path_test;
 pub mod ports;
 pub mod publish;
+pub mod service_traffic;
 pub mod sizes;
 pub mod state;
 pub mod verdict;

@@ -35,6 +35,7 @@ use crate::core::{
         settings::PortRange,
         sources::{SourceRange, Sources},
     },
+    service_traffic::Reading,
 };
 
 /// The maps with the configuration of the programs, the counters, and, per IP family, mappings, allowed sources,
@@ -449,6 +450,27 @@ impl Tables {
         let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
         indexes.insert(shared_stats(family));
         indexes.into_iter().try_fold(MappingStats::ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
+    }
+
+    /// Reads the counters of all mappings, each index once.
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub fn reading(&self) -> Result<Reading, DatapathError> {
+        let mut total = MappingStats::ZERO;
+        for family in Family::ALL {
+            total = plus(&total, &self.stats_of(shared_stats(family))?);
+        }
+        let mut mappings = BTreeMap::new();
+        for (frontend, entry) in self.entries()? {
+            if entry.stats_index < COUNTED_MAPPINGS {
+                let stats = self.stats_of(entry.stats_index)?;
+                total = plus(&total, &stats);
+                mappings.insert(frontend, stats);
+            }
+        }
+        Ok(Reading { mappings, total })
     }
 
     /// Resets the counters with this index, and adds their values to the counters of the family's removed mappings.

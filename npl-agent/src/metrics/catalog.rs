@@ -192,7 +192,20 @@ const LABELS: &[(&str, &[Label])] = &[
     ("npl_datapath_packets_total", &[listed("family", FAMILIES), listed("direction", DIRECTIONS)]),
     ("npl_datapath_bytes_total", &[listed("family", FAMILIES), listed("direction", DIRECTIONS)]),
     ("npl_datapath_flows_total", &[listed("family", FAMILIES), listed("state", FLOW_STATES)]),
+    ("npl_service_packets_total", &of_service(listed("direction", DIRECTIONS))),
+    ("npl_service_bytes_total", &of_service(listed("direction", DIRECTIONS))),
+    ("npl_service_flows_total", &of_service(listed("state", FLOW_STATES))),
 ];
+
+const fn of_service(last: Label) -> [Label; 5] {
+    [
+        Label { name: "service_namespace", values: Values::Names("Namespace of the Service, or `_other`.") },
+        Label { name: "service_name", values: Values::Names("Name of the Service, or `_other`.") },
+        Label { name: "pod_port", values: Values::Names("Pod port of the Service's port, or `_other`.") },
+        Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp` or `sctp`, or `_other`.") },
+        last,
+    ]
+}
 
 const fn listed(name: &'static str, values: &'static [(&'static str, &'static str)]) -> Label {
     Label { name, values: Values::Listed(values) }
@@ -206,6 +219,7 @@ impl DatapathCounters for Sample {
         Counts {
             reasons: vec![(Reason::NoMapping.name(), 0)],
             totals: vec![FamilyTotals { family: Family::V4, stats: MappingStats::ZERO }],
+            services: Some(vec![(None, MappingStats::ZERO)]),
         }
     }
 }

@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use crate::core::model::Family;
+use crate::core::{model::Family, service_traffic::ServicePort};
 
 /// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
@@ -26,6 +26,9 @@ pub struct Counts {
     pub reasons: Vec<(&'static str, u64)>,
     /// For each IP family, the traffic of all mappings, including removed mappings.
     pub totals: Vec<FamilyTotals>,
+    /// The traffic of each Service port since the start of the agent, and for `None`, of all others together. No
+    /// metrics are served if the whole field is `None`.
+    pub services: Option<Vec<(Option<ServicePort>, MappingStats)>>,
 }
 
 /// Traffic of the mappings of one IP family.
@@ -83,7 +86,7 @@ fn mapping_counters() -> [MappingCounter; 3] {
 
 impl Collector for DatapathCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let Counts { reasons, totals } = self.0.read();
+        let Counts { reasons, totals, services } = self.0.read();
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
@@ -104,6 +107,42 @@ impl Collector for DatapathCollector {
                 }
             }
         }
-        Ok(())
+        services.map_or(Ok(()), |services| encode_services(&mut encoder, &services))
     }
+}
+
+/// The value of all labels of the series with the traffic of Service ports without series of their own. A name of an
+/// object cannot contain an underscore.
+pub(super) const OTHER: &str = "_other";
+
+fn encode_services(
+    encoder: &mut DescriptorEncoder<'_>,
+    services: &[(Option<ServicePort>, MappingStats)],
+) -> Result<(), fmt::Error> {
+    for MappingCounter { help, unit, label, of, .. } in mapping_counters() {
+        let help =
+            format!("{} By Service port, since the start of the agent; only with --service-metrics.", help.trim());
+        let mut metric = encoder.encode_descriptor("service", &help, Some(&unit), MetricType::Counter)?;
+        for (owner, stats) in services {
+            let port = owner.as_ref().map(|owner| owner.pod_port.to_string());
+            let [namespace, service, port, protocol] = match owner {
+                Some(owner) => {
+                    let port = port.as_deref().unwrap_or_default();
+                    [owner.namespace.as_str(), owner.service.as_str(), port, owner.protocol.as_str()]
+                }
+                None => [OTHER; 4],
+            };
+            for (value, count) in of(stats) {
+                let labels = [
+                    ("service_namespace", namespace),
+                    ("service_name", service),
+                    ("pod_port", port),
+                    ("protocol", protocol),
+                    (label, value),
+                ];
+                ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+    }
+    Ok(())
 }

@@ -13,8 +13,9 @@ use super::{
 };
 use crate::core::{
     devices::Coverage,
-    model::{Family, Frontend, NodePort, Protocol},
+    model::{Family, Frontend, NodePort, PodPort, Protocol},
     op::{Op, RecentTraffic},
+    service_traffic::ServicePort,
 };
 
 struct Fixed;
@@ -29,7 +30,8 @@ impl DatapathCounters for Fixed {
             new_flows: 5,
             established_flows: 6,
         };
-        Counts { reasons: vec![("no_mapping", 3)], totals: vec![FamilyTotals { family: Family::V4, stats }] }
+        let totals = vec![FamilyTotals { family: Family::V4, stats }];
+        Counts { reasons: vec![("no_mapping", 3)], totals, services: None }
     }
 }
 
@@ -100,6 +102,47 @@ fn every_metric_has_its_prefix_unit_and_labels() {
     assert!(text.contains(concat!("npl_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",abi=\"")), "{text}");
     assert!(!text.contains("AddressConflict"), "a solved problem must disappear\n{text}");
     assert_eq!(text.matches("npl_device_info{").count(), 1, "former devices and kinds must disappear\n{text}");
+}
+
+/// Counters of two Service ports and of all others.
+struct OfServices;
+
+impl DatapathCounters for OfServices {
+    fn read(&self) -> Counts {
+        let stats = |bytes| MappingStats { request_bytes: bytes, new_flows: 1, ..MappingStats::ZERO };
+        let port = |protocol| ServicePort {
+            namespace: "shop".to_owned(),
+            service: "web".to_owned(),
+            pod_port: PodPort(8080),
+            protocol,
+        };
+        let of = |protocol| Some(port(protocol));
+        let services = vec![(of(Protocol::Tcp), stats(7)), (of(Protocol::Udp), stats(8)), (None, stats(9))];
+        Counts { services: Some(services), ..Counts::default() }
+    }
+}
+
+#[test]
+fn traffic_of_services_has_the_services_labels_and_one_series_for_all_others() {
+    assert!(!encode_samples().contains("npl_service_"), "the metrics of Services are off by default");
+    let text = Metrics::new(Arc::new(OfServices)).encode(Format::OpenMetrics).unwrap();
+    let of = |service: &str, protocol: &str, rest: &str| match service {
+        "_other" => {
+            format!(r#"{{service_namespace="_other",service_name="_other",pod_port="_other",protocol="_other",{rest}"#)
+        }
+        _ => format!(
+            r#"{{service_namespace="shop",service_name="{service}",pod_port="8080",protocol="{protocol}",{rest}"#
+        ),
+    };
+    for line in [
+        format!("npl_service_bytes_total{}", of("web", "tcp", r#"direction="request"} 7"#)),
+        format!("npl_service_bytes_total{}", of("web", "udp", r#"direction="request"} 8"#)),
+        format!("npl_service_bytes_total{}", of("_other", "", r#"direction="request"} 9"#)),
+        format!("npl_service_packets_total{}", of("_other", "", r#"direction="reply"} 0"#)),
+        format!("npl_service_flows_total{}", of("web", "tcp", r#"state="new"} 1"#)),
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing from\n{text}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that a real Prometheus can scrape the running agent, and that every query of the dashboard then returns data.
+//! Tests that a real Prometheus can scrape the running agent, and that every query of the dashboard then returns data;
+//! and the metrics with the traffic of Services.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,7 @@ use npl_testkit::prometheus::Prometheus;
 use npl_testkit::tools;
 use serde_json::Value;
 
-use crate::world::{LIMIT, World};
+use crate::world::{LIMIT, NAMESPACE, World};
 
 /// The expressions of the dashboard's panels, as Grafana sends them.
 fn queries() -> BTreeSet<String> {
@@ -25,6 +26,49 @@ fn queries() -> BTreeSet<String> {
         expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
     };
     targets.map(as_sent).collect()
+}
+
+/// Returns the sum of the series of a metric that contain `labels`.
+fn sum(metrics: &str, name: &str, labels: &str) -> u64 {
+    let lines = metrics.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+    let values = lines.filter(|line| line.contains(labels)).filter_map(|line| line.rsplit_once(' '));
+    values.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
+}
+
+/// With room for one Service port, only the TCP port of the Service has series of its own. Its counters do not decrease
+/// when the Pod and its mapping are removed, and the sum over all series remains the traffic of all mappings.
+#[test]
+fn traffic_of_services_is_bounded_complete_and_does_not_decrease() {
+    let mut world = World::with_agent(&["--service-metrics", "1", "--drain", "0s"]);
+    world.create_service();
+    world.enable_service();
+    let of_web = format!(r#"service_namespace="{NAMESPACE}",service_name="web",pod_port="8080",protocol="tcp""#);
+    let mut before = 0;
+    for pod in ["web-0", "web-1"] {
+        world.create_pod(pod);
+        let is_counted = || {
+            world.assert_served(pod);
+            let now = sum(&world.agent().metrics().unwrap(), "npl_service_flows_total", &of_web);
+            assert!(now >= before, "{now} flows after {before}");
+            (now > before).then_some(now)
+        };
+        (before, _) = poll::until("traffic of the Service", LIMIT, is_counted).unwrap();
+        world.delete_pod(pod);
+        world.wait_for_kernel_mappings(0);
+        let metrics = world.agent().metrics().unwrap();
+        let now = sum(&metrics, "npl_service_flows_total", &of_web);
+        assert!(now >= before, "{now} flows after {before}");
+        before = now;
+        for (of_services, of_all) in [
+            ("npl_service_packets_total", "npl_datapath_packets_total"),
+            ("npl_service_bytes_total", "npl_datapath_bytes_total"),
+            ("npl_service_flows_total", "npl_datapath_flows_total"),
+        ] {
+            assert_eq!(sum(&metrics, of_services, ""), sum(&metrics, of_all, ""), "{metrics}");
+        }
+        assert!(sum(&metrics, "npl_service_packets_total", r#"service_name="_other""#) > 0, "{metrics}");
+        assert!(!metrics.contains(r#"service_name="web",pod_port="8080",protocol="udp""#), "{metrics}");
+    }
 }
 
 #[test]

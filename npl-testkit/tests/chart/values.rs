@@ -221,6 +221,7 @@ const VARIABLES: &[VariableCase] = &[
     (&[("config.quarantine", "\"5m\"")], "NPL_QUARANTINE", "5m"),
     (&[("config.resync", "\"10s\"")], "NPL_RESYNC", "10s"),
     (&[("config.maxFlows", "1000000")], "NPL_MAX_FLOWS", "1000000"),
+    (&[("config.serviceMetrics", "50")], "NPL_SERVICE_METRICS", "50"),
     (&[("config.nftGuard", "\"off\"")], "NPL_NFT_GUARD", "off"),
     (&[("config.logFormat", "\"json\"")], "NPL_LOG_FORMAT", "json"),
     (&[("logFilter", "\"warn\"")], "NPL_LOG", "warn"),

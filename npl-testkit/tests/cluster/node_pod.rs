@@ -23,9 +23,11 @@ fn on(world: &World, arguments: &[&str]) -> Output {
 fn output(world: &World, arguments: &[&str]) -> String {
     let output = on(world, &[&["--create-pod"], arguments].concat());
     let notes = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && notes.contains("creating the Pod npl-on-"), "{arguments:?}: {notes}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let is_in_pod = notes.contains("creating a Pod there in Namespace npl-on-");
+    assert!(output.status.success() && is_in_pod, "{arguments:?}: {notes}{text}");
     assert!(namespaces(world).is_empty(), "{notes}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    text
 }
 
 fn namespaces(world: &World) -> Vec<Value> {
@@ -100,7 +102,7 @@ pub(crate) fn the_support_archive_has_the_node_whose_agent_is_in_a_crash_loop(wo
     let shop = world.wait_for_shop(4);
     let variables = ["set", "env", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--containers=npl-agent"];
     world.kubectl(&[&variables[..], &["NPL_RESYNC=wrong"]].concat());
-    let node = poll::until("an agent in a crash loop", LIMIT, || crashing_node(world)).unwrap();
+    let (node, _) = poll::until("an agent in a crash loop", LIMIT, || crashing_node(world)).unwrap();
 
     let bundle = |name: &str, flags: &[&str]| {
         let file = world.cluster.run().file(name);

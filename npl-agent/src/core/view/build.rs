@@ -121,7 +121,7 @@ impl PlannerState {
     }
 
     /// Returns the names of the Services that request this port of the Pod.
-    fn services_requesting(&self, pod: &PodKey, port: WantedPort) -> Vec<String> {
+    pub(in crate::core) fn services_requesting(&self, pod: &PodKey, port: WantedPort) -> Vec<String> {
         let Some(pod) = self.snapshot.pod(pod) else { return Vec::new() };
         let services = self.snapshot.services_of(pod).filter(|service| requests(service, pod, port));
         services.map(|service| service.key.name.to_string()).collect()
