@@ -13,7 +13,7 @@ use npl_agent::{
         environment,
         kubectl_args::KubectlCli,
     },
-    core::verdict::HealthVerdict,
+    core::{pages, verdict::HealthVerdict},
     process::{
         memory,
         telemetry::{self, LogFormat},
@@ -72,8 +72,8 @@ fn run_agent(args: RunArgs, runtime: &tokio::runtime::Runtime) -> ExitCode {
     let format = args.log_format;
     for name in environment::unknown_variables() {
         warn!(
-            name,
-            "this environment variable begins with NPL_, but the agent has no such variable: check its spelling"
+            see = pages::url(pages::OPTIONS),
+            name, "this environment variable begins with NPL_, but the agent has no such variable: check its spelling"
         );
     }
     let config = match Config::try_from(args) {

@@ -25,6 +25,7 @@ use crate::{
         },
         model::{Family, Moment, last::Last, throttles::Throttles},
         op::Op,
+        pages,
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
         state::{PlannerState, Prerequisite, RetirementStep},
@@ -120,6 +121,7 @@ impl ChangeLog {
     pub(crate) fn log_kept_predecessors(&mut self, devices: &BTreeSet<String>) {
         for iface in self.kept_predecessors.update_elements(devices.clone()) {
             warn!(
+                see = pages::url(pages::ABI_UPGRADE),
                 iface,
                 "the programs and maps of an earlier agent stay, because only they serve this device: this agent's \
                  programs could not be attached to the device, for the reason in the device's log line; the agent \
@@ -136,6 +138,7 @@ impl ChangeLog {
             return debug!(op = kind.as_str(), %err, retry_ms, "operation failed; the agent retries the operation");
         };
         warn!(
+            see = pages::url(pages::SIGNALS),
             op = kind.as_str(),
             %err,
             retry_ms,
@@ -152,6 +155,7 @@ impl ChangeLog {
             return debug!(%err, "another process holds a node port, so the Pod gets another node port");
         };
         warn!(
+            see = pages::url(pages::BOTH_AGENTS),
             %err,
             left_out,
             "another process holds a node port, so the Pod gets another node port: disable Antrea's NodePortLocal \
@@ -167,7 +171,7 @@ impl ChangeLog {
         }
         let current: Vec<Problem> = state.problems().map(Cow::into_owned).collect();
         for problem in self.warnings.observe(&current, now) {
-            warn!(reason = problem.reason(), "{problem}");
+            warn!(see = pages::url(&pages::of_event(problem.reason())), reason = problem.reason(), "{problem}");
         }
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
         for problem in &current {
@@ -206,6 +210,7 @@ impl ChangeLog {
                 }
             }
             Err(err) => warn!(
+                see = pages::url(&pages::of_check("local_clients")),
                 %err,
                 "clients on the Node and in its Pods cannot connect to node ports; all other clients can. The agent \
                  tries again at each resync"
@@ -231,6 +236,7 @@ impl ChangeLog {
             && let Some(first) = left_out_addresses.first()
         {
             warn!(
+                see = pages::url(&pages::of_check("addresses")),
                 count,
                 %first,
                 "the Node has more addresses than the maps hold: node ports do not answer on the remaining addresses"
@@ -250,6 +256,7 @@ impl ChangeLog {
             match decision {
                 Ok(reason) => info!(iface, reason = reason.as_str(), "the programs are attached to the device"),
                 Err(reason) if reason.is_unsupported() => warn!(
+                    see = pages::url(&pages::of_check("devices")),
                     iface,
                     reason = reason.as_str(),
                     "the programs do not support the device: clients that reach the Node through this device are not \
@@ -259,20 +266,24 @@ impl ChangeLog {
             }
         }
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
-            warn!(iface, "--devices names a device that does not exist; the programs are attached when it appears");
+            warn!(
+                see = pages::url(&pages::of_check("devices")),
+                iface, "--devices names a device that does not exist; the programs are attached when it appears"
+            );
         }
         for (iface, programs) in self.programs_ahead.update_entries(decisions.programs_ahead.clone()) {
             warn!(
+                see = pages::url(pages::PROGRAM_AHEAD),
                 iface,
                 ?programs,
                 "programs of other software run ahead of NPL's on this device: if such a program returns a final \
-                 verdict, clients that reach the Node through this device are not served; see \"A program runs ahead \
-                 of NPL's\" in docs/troubleshoot.md"
+                 verdict, clients that reach the Node through this device are not served"
             );
         }
         let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
         if self.has_no_uplink.update(has_none) && has_none {
             warn!(
+                see = pages::url(&pages::of_check("datapath")),
                 "no device through which clients reach the Node has the programs, so clients outside the Node cannot \
                  connect to node ports: name the uplinks with --devices"
             );
@@ -287,6 +298,7 @@ impl ChangeLog {
             return info!("netfilter on this Node no longer has rules of a policy engine: packets are redirected");
         };
         warn!(
+            see = pages::url(&pages::of_check("policy_engine")),
             engines,
             "--forwarding redirect is refused on this Node, because redirected packets would bypass NetworkPolicy: the \
              host's stack forwards all packets. Set --forwarding stack or offload, or --ignore-network-policy if node \
@@ -311,6 +323,7 @@ impl ChangeLog {
         }
         if conntrack.is_strict {
             warn!(
+                see = pages::url(&pages::of_check("conntrack_liberal")),
                 "kernel conntrack would mark packets of offloaded flows as invalid, so no flow is offloaded: set \
                  net.netfilter.nf_conntrack_tcp_be_liberal=1 on this Node"
             );
@@ -319,6 +332,7 @@ impl ChangeLog {
         }
         if conntrack.forgets_idle {
             warn!(
+                see = pages::url(&pages::of_check("conntrack_timeouts")),
                 "kernel conntrack times out idle offloaded connections after some minutes, because it does not see \
                  every acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
                  nf_conntrack_tcp_timeout_established on this Node"
@@ -336,13 +350,15 @@ impl ChangeLog {
         match problem {
             None => info!("replies of Pods leave through the interface on which the request arrived"),
             Some(ReplyRouteProblem::NoMark) => warn!(
+                see = pages::url(&pages::of_check("reply_routes")),
                 count,
                 pod_ip,
                 "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main \
                  table for marked packets: replies leave through another interface than that of the request, and may \
-                 be dropped; see \"Replies leave through another interface\" in docs/troubleshoot.md"
+                 be dropped"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
+                see = pages::url(&pages::of_check("reply_routes")),
                 count,
                 address = pod_ip,
                 "policy routing rules give addresses of the Node routing tables of their own, which replies of Pods do not use: \
@@ -350,6 +366,7 @@ impl ChangeLog {
                  redirect, or publish an address of the main table's uplink with --node-ip"
             ),
             Some(ReplyRouteProblem::MarkNotSet) => warn!(
+                see = pages::url(&pages::of_check("reply_routes")),
                 count,
                 pod_ip,
                 "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is \
@@ -363,12 +380,18 @@ impl ChangeLog {
         let reasons = errors.iter().map(|(iface, error)| (iface.clone(), error.xdp_reason())).collect();
         for iface in self.xdp_errors.update_entries(reasons).keys() {
             if let Some(error) = errors.get(iface) {
-                warn!(iface, err = %ErrorChain(error), "the XDP program cannot be attached: TC translates requests");
+                warn!(
+                    see = pages::url(pages::OPTIONS),
+                    iface,
+                    err = %ErrorChain(error),
+                    "the XDP program cannot be attached: TC translates requests"
+                );
             }
         }
         for (iface, decision) in self.xdp.update_entries(xdp) {
             match decision {
                 Ok(XdpReason::Forced) => warn!(
+                    see = pages::url(pages::OPTIONS),
                     iface,
                     "XDP translates requests because of --attach xdp: packets with incomplete checksums are corrupted"
                 ),
@@ -386,7 +409,7 @@ impl ChangeLog {
         }
         let effects = errors.into_iter().map(|error| (ErrorChain(error).to_string(), error.effect())).collect();
         for (err, effect) in self.device_errors.update_entries(effects) {
-            warn!(err, "{effect}");
+            warn!(see = pages::url(&pages::of_check("devices")), err, "{effect}");
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     core::{
         model::{Backend, Frontend, PodUid, observed::Observed, settings::PortRange},
         op::{Op, RecentTraffic},
+        pages,
         state::PlannerState,
     },
     datapath::{Datapath, DatapathError},
@@ -136,10 +137,20 @@ impl Executor {
                      translate these connections until they end"
                 ),
                 Err(err) => {
-                    warn!(err = %ErrorChain(&err), "cannot record the connections that other software translates");
+                    warn!(
+                        see = pages::url(pages::BOTH_AGENTS),
+                        err = %ErrorChain(&err),
+                        "cannot record the connections that other software translates"
+                    );
                 }
             },
-            Err(err) => warn!(err = %ErrorChain(&err), "cannot read the connections that other software translates"),
+            Err(err) => {
+                warn!(
+                    see = pages::url(pages::BOTH_AGENTS),
+                    err = %ErrorChain(&err),
+                    "cannot read the connections that other software translates"
+                )
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use crate::{
         devices::takeover::served_by_former_only,
         model::{Family, Moment, snapshot::Change},
         op::{Failure, Op, PodWrite, RecentTraffic},
+        pages,
         publish::delays::PublishDelays,
         state::PlannerState,
     },
@@ -401,6 +402,7 @@ impl Reconciler {
                 self.look_at_network_soon();
             }
             Err(error) => warn!(
+                see = pages::url(pages::ABI_UPGRADE),
                 err = %ErrorChain(&error),
                 "cannot remove the programs and maps of other ABI versions, which may translate withdrawn mappings; the \
                  agent tries again at the next resync"

@@ -36,6 +36,7 @@ use crate::{
             port_range::{EphemeralPorts, port_range_warnings},
             settings::{PortRange, Settings},
         },
+        pages,
         state::PlannerState,
     },
     datapath::{Datapath, Pins, Tables, cleanup, preflight},
@@ -175,10 +176,10 @@ fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding:
 /// Logs a warning for each setting that conflicts with a setting of the Node or with what load balancers expect.
 fn warn_of(settings: &Settings) {
     for warning in port_range_warnings(settings.port_range, ephemeral_ports().as_ref()) {
-        warn!("{warning}");
+        warn!(see = pages::url(&pages::of_check("port_range")), "{warning}");
     }
     if let Some(warning) = settings.quarantine_warning() {
-        warn!("{warning}");
+        warn!(see = pages::url(pages::WITHDRAWAL), "{warning}");
     }
 }
 
@@ -206,6 +207,7 @@ async fn serve_local_socket(runtime_dir: PathBuf, requests: mpsc::Sender<local::
         Err(error) => ErrorChain(&error).to_string(),
     };
     warn!(
+        see = pages::url(pages::LOCAL_SOCKET),
         err,
         "commands such as `npl-agent mappings` cannot read the agent's state and show no names: give --runtime-dir a \
          folder that the agent can write"

@@ -19,6 +19,7 @@ use crate::{
             half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
         },
         model::{Family, last::Last},
+        pages,
     },
     datapath::{DatapathError, Pins, SweptFlows, Tables, kernel_clock},
     metrics::{Metrics, RemovalCause, SweptTable},
@@ -48,8 +49,11 @@ impl Sweeper {
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));
         if let Err(error) = &thread {
-            warn!(err = %error, "the sweeper thread cannot be started: expired connection tracking entries stay \
-                                 until the table is full");
+            warn!(
+                see = pages::url(pages::SIZES),
+                err = %error,
+                "the sweeper thread cannot be started: expired connection tracking entries stay until the table is full"
+            );
         }
         Ok(Self { end: Some(end), thread: thread.ok() })
     }
@@ -73,6 +77,7 @@ fn sweep(mut tables: Tables, metrics: &Metrics, ended: &Receiver<()>) {
             Ok(0) => {}
             Ok(entries) => debug!(entries, "expired connection tracking entries removed"),
             Err(error) if is_change => warn!(
+                see = pages::url(pages::SIZES),
                 err = %ErrorChain(error),
                 "expired connection tracking entries cannot be removed: the entries stay until the table is full and \
                  the kernel evicts the least recently used entries"

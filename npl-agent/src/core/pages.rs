@@ -36,13 +36,23 @@ pages! {
     LOCAL_SOCKET = "docs/operate.md#the-local-socket";
     /// The section about the states of a node port.
     STATES = "docs/operate.md#states-of-a-node-port";
+    /// The section about drain and quarantine.
+    WITHDRAWAL = "docs/operate.md#what-withdrawal-does-drain-and-quarantine";
+    /// The section about limits such as that of open files.
+    LIMITS = "docs/operate.md#other-limits";
+    /// The section about the agent's options.
+    OPTIONS = "docs/install.md#options";
+    /// The section about an upgrade between ABI versions.
+    ABI_UPGRADE = "docs/upgrade.md#between-abi-versions";
+    /// The section about Antrea's agent and NPL's agent on the same Node.
+    BOTH_AGENTS = "docs/antrea-compatibility.md#both-agents-run";
 }
 
 /// The URL of the repository's folder, to which the paths of the documents are relative.
 const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
 
-/// Returns the URL of a document or of a section of a document, such as [`EVENTS`]. Readers of Events and alerts have
-/// no copy of the documents.
+/// Returns the URL of a document or of a section of a document, such as [`EVENTS`]. Readers of Events, alerts and
+/// log lines have no copy of the documents.
 pub fn url(page: &str) -> String {
     format!("{REPOSITORY}{page}")
 }
@@ -61,8 +71,13 @@ pub fn of_check(key: &str) -> String {
 mod tests {
     use super::{ALL, url};
 
-    const TROUBLESHOOT: &str = include_str!("../../../docs/troubleshoot.md");
-    const OPERATE: &str = include_str!("../../../docs/operate.md");
+    const DOCUMENTS: [(&str, &str); 5] = [
+        ("docs/troubleshoot.md", include_str!("../../../docs/troubleshoot.md")),
+        ("docs/operate.md", include_str!("../../../docs/operate.md")),
+        ("docs/install.md", include_str!("../../../docs/install.md")),
+        ("docs/upgrade.md", include_str!("../../../docs/upgrade.md")),
+        ("docs/antrea-compatibility.md", include_str!("../../../docs/antrea-compatibility.md")),
+    ];
     const VALUES: &str = include_str!("../../../deploy/chart/npl/values.yaml");
 
     /// The anchor that GitHub generates for a heading.
@@ -79,8 +94,7 @@ mod tests {
     fn every_page_has_the_section() {
         for page in ALL {
             let (file, wanted) = page.split_once('#').unwrap();
-            assert!(["docs/operate.md", "docs/troubleshoot.md"].contains(&file), "{page}");
-            let text = if file == "docs/operate.md" { OPERATE } else { TROUBLESHOOT };
+            let (_, text) = DOCUMENTS.into_iter().find(|(name, _)| *name == file).expect(page);
             let headings = text.lines().filter(|line| line.starts_with('#'));
             let found = headings.map(|line| anchor(line.trim_start_matches('#').trim())).any(|it| it == wanted);
             assert!(found, "{page}");

@@ -17,7 +17,7 @@ use super::{
     pins::{Pins, pin_error, unpin},
     predecessor, sys,
 };
-use crate::core::sizes::TableSizes;
+use crate::core::{pages, sizes::TableSizes};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
@@ -88,6 +88,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
             }
             None => {
                 warn!(
+                    see = pages::url(pages::ABI_UPGRADE),
                     map = *name,
                     "the pinned map has another type or layout than this agent uses: an empty map replaces the pinned \
                      map, so open connections may have to reconnect"

@@ -38,6 +38,8 @@ use super::{
     tables::{Tables, open},
 };
 
+use crate::core::pages;
+
 /// A predecessor: an earlier agent's pinned maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Predecessor {
@@ -85,7 +87,15 @@ impl Predecessor {
     fn open<T: TryFrom<Map, Error = MapError>>(&self, name: &'static str) -> Option<T> {
         let path = self.map(name).filter(|path| path.exists())?;
         let opened = MapData::from_pin(&path).and_then(Map::from_map_data).and_then(T::try_from);
-        opened.inspect_err(|error| warn!(map = name, %error, "cannot copy the entries of an earlier agent's map")).ok()
+        let warn = |error: &MapError| {
+            warn!(
+                see = pages::url(pages::ABI_UPGRADE),
+                map = name,
+                %error,
+                "cannot copy the entries of an earlier agent's map"
+            );
+        };
+        opened.inspect_err(warn).ok()
     }
 
     /// Converts the state in a predecessor's conntrack entry to the layout of this agent's programs.

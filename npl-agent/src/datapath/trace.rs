@@ -65,6 +65,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
     })?;
     let thread = thread::Builder::new().name("trace".to_owned()).spawn(move || forward(logger));
     thread.map_err(|error| DatapathError::OpenMap { name: LOGS, source: MapError::IoError(error) })?;
+    // No page: only developers build with the feature `trace`.
     warn!(
         "this is a trace build: the programs log each verdict on a packet of a mapping, which slows down every packet"
     );
@@ -77,6 +78,7 @@ fn forward(mut logger: EbpfLogger<Lines>) {
         match poll(&mut [PollFd::new(logger.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => {
+                // No page: only developers build with the feature `trace`.
                 return warn!(err = %error, "no more logs of the kernel programs are printed: the ring buffer cannot be polled");
             }
         }
@@ -96,7 +98,9 @@ impl Log for Lines {
         // The programs pad all texts with spaces to the same length, so the spaces at the end are removed.
         let line = line.trim_end();
         match record.level() {
+            // No page: the lines are those of the kernel programs of a trace build.
             Level::Error => error!(target: TARGET, "{line}"),
+            // No page: the lines are those of the kernel programs of a trace build.
             Level::Warn => warn!(target: TARGET, "{line}"),
             Level::Info => info!(target: TARGET, "{line}"),
             Level::Debug => debug!(target: TARGET, "{line}"),

@@ -26,6 +26,8 @@ use super::{
     transport::{self, LIVENESS},
 };
 
+use crate::core::pages;
+
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the agent cannot use the API server. The agent exits with an error of this type, because a retry would fail too.
@@ -186,6 +188,7 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 info!(url, "connected to the API server");
                 if !is_node_known {
                     warn!(
+                        see = pages::url(pages::NOT_READY),
                         node = node_name,
                         "the API server has no Node of this name, so no Pod gets a node port; the agent waits for the \
                          Node: check --node-name"
@@ -197,7 +200,13 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 refusals = 0;
                 if throttle.acquire() {
                     let err = root_cause(&err);
-                    warn!(url, err, "{}; mappings of an earlier agent are still served", silence(&err));
+                    warn!(
+                        see = pages::url(pages::NOT_READY),
+                        url,
+                        err,
+                        "{}; mappings of an earlier agent are still served",
+                        silence(&err)
+                    );
                 }
             }
             Probe::Refused(err) => {

@@ -22,6 +22,8 @@ use super::{
     objects::PodObject,
 };
 
+use crate::core::pages;
+
 /// The label that the dry run adds to a Pod. The agent never writes labels, so a policy that restricts the agent to its
 /// own writes rejects this label.
 const LABEL: &str = "npl-agent-dry-run";
@@ -83,6 +85,7 @@ fn log(found: Confinement) {
         debug!("an admission policy confines this agent");
     } else {
         warn!(
+            see = pages::url(&pages::of_check("admission_policy")),
             "no admission policy confines this agent: its token may change labels and status of every Pod; apply the \
              ValidatingAdmissionPolicy npl-agent and its binding of deploy/npl.yaml, and let its matchConditions name the \
              agent's service account"

@@ -134,6 +134,7 @@ impl Recorder {
             let err = root_cause(err);
             if outcome == EventOutcome::Denied && self.denial_log.acquire() {
                 warn!(
+                    see = pages::url(pages::EVENTS),
                     err,
                     "the agent may not create and patch Events, so users do not see why Pod ports are not mapped: \
                      apply deploy/npl.yaml, which grants the permission"

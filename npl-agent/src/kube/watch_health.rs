@@ -10,7 +10,10 @@ use super::{
     contacts::WatchContacts,
     failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, RequestFailure, is_certificate_error},
 };
-use crate::metrics::{Metrics, WatchedResource};
+use crate::{
+    core::pages,
+    metrics::{Metrics, WatchedResource},
+};
 
 /// Receives the failures and successes of watches. Also names the process and its manifest for log lines about
 /// failures.
@@ -106,6 +109,7 @@ impl WatchHealth {
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {
         self.observer.record_failure(self.subject, FailureKind::Restored, "");
         warn!(
+            see = pages::url(&pages::of_check("api_server")),
             subject = %self.subject, seen, newest,
             "the API server's resource versions decreased, as after a restore of etcd from a backup: the {} lists {} \
              again; restart controllers and kubelets, which may miss changes",
@@ -117,19 +121,24 @@ impl WatchHealth {
         let subject = self.subject;
         let (process, manifest) = (self.observer.process(), self.observer.manifest());
         match kind {
-            FailureKind::Unreachable if is_certificate_error(err) => warn!(%subject, err, "{CERTIFICATE_ADVICE}"),
+            FailureKind::Unreachable if is_certificate_error(err) => {
+                warn!(see = pages::url(&pages::of_check("api_server")), %subject, err, "{CERTIFICATE_ADVICE}")
+            }
             FailureKind::Forbidden => warn!(
+                see = pages::url(&pages::of_check("api_server")),
                 %subject, err,
                 "the {process} may not list and watch {subject}: apply {manifest}, which grants the permission; until \
                  then the {process} serves the last known state"
             ),
             FailureKind::Unauthorized => warn!(
+                see = pages::url(&pages::of_check("api_server")),
                 %subject, err,
                 "the API server does not accept the {process}'s credentials: check that its service account exists; \
                  until then the {process} serves the last known state"
             ),
             FailureKind::Malformed => {
                 warn!(
+                    see = pages::url(&pages::of_check("api_server")),
                     %subject, err,
                     "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API \
                      server; until then the {process} serves the last known state"
@@ -141,6 +150,7 @@ impl WatchHealth {
             | FailureKind::Expired
             | FailureKind::Restored => {
                 warn!(
+                    see = pages::url(&pages::of_check("api_server")),
                     %subject, err,
                     "watch of {subject} is interrupted: the {process} retries and serves the last known state; check that \
                      the API server is reachable from this Node"

@@ -44,6 +44,7 @@ use crate::core::{
         reply_routing::{MAIN_TABLE, Routing},
     },
     networks::RuleNames,
+    pages,
 };
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
@@ -337,6 +338,7 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     });
     let end = async {
         warn!(
+            see = pages::url(&pages::of_check("devices")),
             "the netlink socket for changes of devices, addresses and routes has closed: the agent notices changes \
              only at each resync (--resync); restart the agent"
         );

@@ -43,6 +43,7 @@ use crate::core::{
     model::{Backend, Family, Frontend, last::Last},
     networks::RuleNames,
     op::Op,
+    pages,
 };
 
 pub use self::translated::translated_connections;
@@ -100,6 +101,7 @@ impl Guard {
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
             warn!(
+                see = pages::url(&pages::of_check("nft_guard")),
                 err = %error,
                 "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded after kernel \
                  conntrack has timed out their connection; raise the limit of threads and restart the agent"
@@ -271,6 +273,7 @@ impl Worker {
                 due = due.min(Instant::now() + RETRY_AFTER);
                 if self.is_failing.update(true) {
                     warn!(
+                        see = pages::url(&pages::of_check("nft_guard")),
                         %err,
                         "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until an update \
                          succeeds, replies may be masqueraded after kernel conntrack has timed out their connection, and \

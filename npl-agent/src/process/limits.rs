@@ -8,7 +8,10 @@ use nix::{
 };
 use tracing::{debug, warn};
 
-use crate::core::model::{port_range::open_files_warning, settings::Settings};
+use crate::core::{
+    model::{port_range::open_files_warning, settings::Settings},
+    pages,
+};
 
 /// Raises the soft limit of open files to the hard limit, and returns the hard limit. Many container runtimes set a
 /// soft limit of 1024.
@@ -30,11 +33,12 @@ pub fn raise_open_files(settings: &Settings) {
     match raise_soft_limit() {
         Ok(limit) => {
             if let Some(warning) = open_files_warning(settings, limit) {
-                warn!("{warning}");
+                warn!(see = pages::url(pages::LIMITS), "{warning}");
             }
         }
         Err(errno) => {
             warn!(
+                see = pages::url(pages::LIMITS),
                 err = %errno,
                 "cannot raise the limit of open files; when this limit is reached, further Pod ports get no node port: \
                  raise LimitNOFILE of the container runtime"

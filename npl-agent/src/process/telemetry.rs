@@ -9,6 +9,8 @@ use tracing_subscriber::{
     EnvFilter, Layer, Registry, filter::ParseError, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
+use crate::core::pages;
+
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
@@ -84,7 +86,7 @@ where
 pub fn log_fatal(format: LogFormat, error: &anyhow::Error) -> bool {
     let is_logged = format == LogFormat::Json && tracing::enabled!(Level::ERROR);
     if is_logged {
-        error!("{error:#}");
+        error!(see = pages::url(pages::NOT_READY), "{error:#}");
     }
     is_logged
 }

@@ -7,6 +7,8 @@ mod dashboard;
 mod doctor;
 mod events;
 pub mod flags;
+#[cfg(test)]
+mod log_pages;
 mod maps;
 mod markdown;
 mod metrics;
