@@ -165,7 +165,9 @@ fn nodes_without_a_running_agent_are_collected_in_new_pods_which_are_removed() {
     let status: Value = serde_json::from_str(&files["npl-bundle/cluster/status.json"]).unwrap();
     assert_eq!((&status[1]["verdict"], &status[1]["mappings"]), (&json!("at-risk"), &json!(2)));
     let objects = fs::read_to_string(script.0.join("objects")).unwrap();
-    let created: Vec<Value> = objects.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Several processes append objects at the same time, so an object does not always begin on a new line.
+    let created: Result<Vec<Value>, _> = serde_json::Deserializer::from_str(&objects).into_iter().collect();
+    let created = created.unwrap();
     let count = |kind: &str| created.iter().filter(|object| object["kind"] == kind).count();
     assert_eq!(["Namespace", "ServiceAccount", "Pod"].map(count), [1, 1, 2]);
     let of_pods = created.iter().filter(|object| object["kind"] == "Pod");
