@@ -92,6 +92,7 @@ impl Introspection {
             former_programs_on: self.former_programs_on.clone(),
             retirement_waits_for: state.left_to_retire().values().cloned().collect(),
             node_ports: state.node_port_views(now),
+            annotated_ports: state.annotated_ports(),
             port_usage: state.port_usage_views(),
             refusals: state.refusal_views(),
             pending_patches,

@@ -6,13 +6,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::Path,
+    time::Duration,
 };
 
 use npl_common::config::Config;
+use tokio::time::sleep;
 
 use crate::{
     config::args::NodeViewArgs,
     core::{
+        check::{Inconsistency, check_node},
         devices::{
             Device, DeviceSelection,
             attachments::Side,
@@ -35,6 +38,9 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// The directory of kernel settings (sysctls). The settings in its directory `net` are those of the network namespace
 /// of the reading process.
 const SYSCTLS: &str = "/proc/sys";
+
+/// The time for which a difference between annotations and mappings must last.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// Reads all facts about the Node once.
 pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
@@ -66,6 +72,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
         is_agent_running: lock::is_taken(&args.bpffs),
         is_confined: agent.as_ref().map(|agent| agent.is_confined).map_err(Clone::clone),
         watches: agent.map(|agent| agent.watches),
+        differences: lasting_differences(&args.bpffs, runtime_dir).await,
         datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         pod_devices: routes.into_iter().map(|(pod, route)| (pod, route.ifindex)).collect(),
@@ -83,6 +90,24 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
         has_others_at_egress,
         rule_names: nft_guard::rule_names().map_err(|error| unreadable(&error)),
     }
+}
+
+/// Returns the differences between annotations, mappings and addresses that last for [`SETTLE`]. A difference is normal
+/// for milliseconds after a change of a Pod or Service.
+async fn lasting_differences(bpffs: &Path, runtime_dir: &Path) -> Result<BTreeSet<Inconsistency>, String> {
+    let found = differences(bpffs, runtime_dir).await?;
+    if found.is_empty() {
+        return Ok(found);
+    }
+    sleep(SETTLE).await;
+    Ok(&found & &differences(bpffs, runtime_dir).await?)
+}
+
+async fn differences(bpffs: &Path, runtime_dir: &Path) -> Result<BTreeSet<Inconsistency>, String> {
+    let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string())?;
+    let inspection = Inspection::read(bpffs).map_err(|error| ErrorChain(&error).to_string())?;
+    let mappings = inspection.mappings.iter().map(|mapping| (mapping.frontend, mapping.backend)).collect();
+    Ok(check_node(&agent, &mappings))
 }
 
 /// The order in which programs of NPL and of other software run on the devices to which NPL's programs are attached.

@@ -4,6 +4,9 @@
 
 use std::fs;
 
+use aya::maps::{HashMap, Map, MapData};
+use npl_common::mapping::{BackendV4, Frontend};
+use npl_common::names;
 use npl_testkit::tools;
 use npl_testkit::topology::Offload;
 use serde_json::Value;
@@ -99,6 +102,35 @@ fn wrong_sysctls_are_reported_until_they_are_corrected() {
     assert_eq!(pins(), pins_before, "doctor changed pins");
 }
 
+/// The agent compares its mappings with the kernel only once an hour here, so it does not correct the differences.
+#[test]
+fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
+    let mut world = World::with_agent(&["--resync", "1h"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert_ok(&world, "annotations", "match the kernel's mappings");
+
+    let map = MapData::from_pin(world.pins().join(names::MAP_MAPPING_V4)).and_then(Map::from_map_data).unwrap();
+    let mut mappings: HashMap<MapData, Frontend, BackendV4> = map.try_into().unwrap();
+    let (key, value) = mappings.iter().next().unwrap().unwrap();
+    mappings.remove(&key).unwrap();
+    assert_reported(&world, "annotations", "failed", "reach no Pod");
+    let missing = finding(&world, "annotations").found;
+    assert!(missing.contains("shop/web-0") && missing.contains("the kernel has no mapping"), "{missing}");
+    mappings.insert(key, BackendV4 { pod_port: value.pod_port + 1, ..value }, 0).unwrap();
+    let wrong = finding(&world, "annotations").found;
+    assert!(wrong.contains(&format!("port {}", value.pod_port + 1)), "{wrong}");
+    mappings.insert(key, value, 0).unwrap();
+    assert_ok(&world, "annotations", "match the kernel's mappings");
+
+    mappings.insert(Frontend { node_port: 61999, ..key }, value, 0).unwrap();
+    assert_reported(&world, "annotations", "warning", "removes the mappings");
+    let unowned = finding(&world, "annotations").found;
+    assert!(unowned.contains("61999") && unowned.contains("no Pod of the Node has this node port"), "{unowned}");
+}
+
 #[test]
 fn the_datapath_is_checked_with_and_without_a_running_agent() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
@@ -108,6 +140,7 @@ fn the_datapath_is_checked_with_and_without_a_running_agent() {
     assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
     assert_ok(&world, "agent", "running");
     assert_ok(&world, "api_server", "the agent receives changes of pods, services, nodes");
+    assert_ok(&world, "annotations", "match the kernel's mappings");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert_ok(&world, "local_clients", "served by");
     assert_ok(&world, "rp_filter", "on eth0");

@@ -2,6 +2,8 @@
 //! Compares the annotations of all Pods with the Services that request node ports, and with the addresses of the Nodes.
 //! `kubectl npl check` prints the differences.
 
+mod node;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -9,6 +11,7 @@ use std::{
 
 use serde::Serialize;
 
+pub use self::node::check_node;
 use super::{
     model::{Family, NodePort, Pod, Protocol, Service},
     pages,
@@ -41,6 +44,10 @@ pub enum Kind {
     Duplicate,
     /// The value of the Pod's annotation cannot be decoded.
     Unreadable,
+    /// The annotation names a node port that the kernel does not map to the Pod's port.
+    NotMapped,
+    /// The kernel maps a node port that no Pod has.
+    Unowned,
 }
 
 impl Kind {
@@ -52,6 +59,8 @@ impl Kind {
             Self::WrongAddress => "wrong-address",
             Self::Duplicate => "duplicate",
             Self::Unreadable => "unreadable",
+            Self::NotMapped => "not-mapped",
+            Self::Unowned => "unowned",
         }
     }
 }
@@ -129,8 +138,7 @@ fn check_pod(cluster: &Cluster, subject: PodOnNode<'_>, entries: &[PublishedEntr
     let none = BTreeSet::new();
     let addresses = cluster.nodes.get(node).unwrap_or(&none);
     for entry in entries {
-        if let Some(ip) = entry.node_ip.filter(|ip| !addresses.contains(ip)) {
-            let text = format!("the annotation names address {ip}, which Node {node} does not list");
+        if let Some(text) = entry.node_ip.and_then(|ip| wrong_address(ip, node, addresses)) {
             found.push(subject.inconsistency(Kind::WrongAddress, text, pages::DIFFERENCE));
         }
     }
@@ -161,6 +169,11 @@ fn check_pod(cluster: &Cluster, subject: PodOnNode<'_>, entries: &[PublishedEntr
         }));
     }
     found
+}
+
+/// Describes an address of an annotation that the Node does not have; `None` if the Node has the address.
+fn wrong_address(ip: IpAddr, node: &str, addresses: &BTreeSet<IpAddr>) -> Option<String> {
+    (!addresses.contains(&ip)).then(|| format!("the annotation names address {ip}, which Node {node} does not list"))
 }
 
 /// The Pod ports that the annotation should name, for each IP family in which Pod and Node both have an address. SCTP

@@ -2,6 +2,7 @@
 //! The doctor: checks for the known causes that prevent node ports of this Node from working. Each check converts facts
 //! about the Node to a finding.
 
+mod annotations;
 mod api_server;
 pub mod catalog;
 mod devices;
@@ -21,6 +22,7 @@ use std::{
 
 use self::forward_chains::ForwardChains;
 use super::{
+    check::Inconsistency,
     devices::{
         Device, DeviceSelection, choose,
         filter_order::ProgramsAhead,
@@ -53,6 +55,9 @@ pub struct Facts {
     pub is_confined: Result<Option<bool>, String>,
     /// The running agent's watches of the API server.
     pub watches: Result<Vec<WatchView>, String>,
+    /// The lasting differences between the annotations of the Node's Pods, the mappings in the kernel and the Node's
+    /// addresses.
+    pub differences: Result<BTreeSet<Inconsistency>, String>,
     /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
     /// The directory on which the cgroup v2 hierarchy is mounted; `None` if it is not mounted.
@@ -267,6 +272,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         kernel::datapath(facts),
         devices::devices(facts),
         devices::addresses(facts),
+        annotations::annotations(facts),
         devices::node_network(facts),
         devices::program_order(facts),
         receive_offload::fraglists(facts),

@@ -40,6 +40,7 @@ pub(super) fn well() -> Facts {
         is_agent_running: true,
         is_confined: Ok(Some(true)),
         watches: Ok(["pods", "services", "nodes"].map(watch).to_vec()),
+        differences: Ok([].into()),
         datapath: Ok(DatapathFacts {
             is_installed: true,
             has_mitigated_programs: false,
@@ -140,6 +141,7 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
         "datapath",
         "devices",
         "addresses",
+        "annotations",
         "node_network",
         "program_order",
         "gro_fraglist",

@@ -3,14 +3,17 @@
 
 use std::borrow::Cow;
 
-use super::{NodePortView, PortState, PortUsageView, RefusalView};
+use super::{AnnotatedPort, NodePortView, PortState, PortUsageView, RefusalView};
 use crate::core::{
     model::{Family, Frontend, Moment, Pod, PodKey, settings::PortRange},
     ports::{
         Claim, Phase, PortUsage,
         select::{Exposure, WantedPort, requests},
     },
-    publish::problem::{AffectedObject, Problem},
+    publish::{
+        annotation::{self, PublishedEntry},
+        problem::{AffectedObject, Problem},
+    },
     state::PlannerState,
 };
 
@@ -20,6 +23,26 @@ impl PlannerState {
         let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));
         let pods = self.snapshot.pods();
         held.chain(pods.flat_map(|pod| self.host_port_views(pod))).collect()
+    }
+
+    /// Returns the node ports that the annotations of Pods name, except those of finished Pods, which have no traffic.
+    pub fn annotated_ports(&self) -> Vec<AnnotatedPort> {
+        let pods = self.snapshot.pods().filter(|pod| !pod.is_finished);
+        let of_pod = |pod: &Pod| {
+            let entries = pod.annotation.as_deref().map(annotation::published).unwrap_or_default();
+            let ports = entries.into_iter().filter_map(|PublishedEntry { node_ip, seen }| {
+                Some(AnnotatedPort {
+                    namespace: pod.key.namespace.to_string(),
+                    pod: pod.key.name.to_string(),
+                    node_ip: node_ip?,
+                    frontend: Frontend { family: seen.family, node_port: seen.node_port, protocol: seen.protocol },
+                    pod_ip: pod.ip_of(seen.family),
+                    pod_port: seen.pod_port,
+                })
+            });
+            ports.collect::<Vec<_>>()
+        };
+        pods.flat_map(of_pod).collect()
     }
 
     /// Returns the usage of the port range by each IP family and protocol.

@@ -49,6 +49,8 @@ pub struct AgentView {
     pub former_programs_on: Vec<String>,
     /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
+    /// The node ports that the annotations of the Node's Pods name.
+    pub annotated_ports: Vec<AnnotatedPort>,
     /// The usage of the port range, by IP family and protocol.
     pub port_usage: Vec<PortUsageView>,
     /// The problems that prevent Pod ports from being served as requested.
@@ -216,6 +218,25 @@ pub struct NodePortView {
     /// The time until the drain or the quarantine ends; `None` if the node port neither drains nor is in quarantine, or
     /// while an annotation still names the node port.
     pub ends_in_millis: Option<u64>,
+}
+
+/// A node port that the annotation of a Pod of this Node names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AnnotatedPort {
+    /// The namespace of the Pod.
+    pub namespace: String,
+    /// The name of the Pod.
+    pub pod: String,
+    /// The address of the Node in the annotation.
+    pub node_ip: IpAddr,
+    /// The family, node port and protocol.
+    #[serde(flatten)]
+    pub frontend: Frontend,
+    /// The Pod's address; `None` if the Pod has no address of the IP family.
+    pub pod_ip: Option<IpAddr>,
+    /// The Pod's port.
+    pub pod_port: PodPort,
 }
 
 /// The usage of the port range by one family and protocol.
