@@ -21,7 +21,7 @@ use crate::{
         change_log::ChangeLog,
         executor::{Executor, OpError, OpResult, PatchAnswer},
         introspection::{Introspection, device_views},
-        service_meter::ServiceMeter,
+        service_meter::{ServiceFollower, ServiceMeter},
     },
     core::{
         devices::takeover::served_by_former_only,
@@ -72,9 +72,6 @@ pub enum LoopError {
     WatchesEnded,
 }
 
-/// The time from a change of a Pod or Service to the update of the Services whose traffic is measured.
-const OWNERS_REST: Duration = Duration::from_millis(200);
-
 /// The main loop and its state.
 #[derive(Debug)]
 pub struct Reconciler {
@@ -110,10 +107,7 @@ pub struct Reconciler {
     /// When to return freed memory to the operating system; each change from the API server postpones this time.
     quiet_due: Option<Instant>,
     introspection: Introspection,
-    /// Measures the traffic of Services; `None` without `--service-metrics`.
-    service_meter: Option<ServiceMeter>,
-    /// When to compare the Services of the mappings with those of the meter; `None` if nothing has changed.
-    owners_due: Option<Instant>,
+    services: ServiceFollower,
 }
 
 /// The targets to which programs are attached: network devices and a cgroup.
@@ -174,8 +168,7 @@ impl Reconciler {
             delays: PublishDelays::default(),
             quiet_due: None,
             introspection,
-            service_meter,
-            owners_due: None,
+            services: ServiceFollower::new(service_meter),
         }
     }
 
@@ -191,9 +184,7 @@ impl Reconciler {
         mut network: impl Stream<Item = ()> + Unpin,
     ) -> Result<(), LoopError> {
         self.look_at_mappings()?;
-        if let Some(meter) = &self.service_meter {
-            meter.measure(&self.executor.datapath.tables)?;
-        }
+        self.services.start(&self.executor.datapath.tables)?;
         let ages = self.executor.datapath.unmapped_ages(self.state.port_range())?;
         let now = self.now();
         self.state.resume_quarantine(ages.into_iter().map(|(node_port, age)| (node_port, millis(age))), now);
@@ -204,7 +195,7 @@ impl Reconciler {
         let mut heartbeat = interval(HEARTBEAT);
         loop {
             let deadline = self.deadline.map(|at| self.instant(at));
-            let (network_due, quiet_due, owners_due) = (self.network_due, self.quiet_due, self.owners_due);
+            let (network_due, quiet_due, services_due) = (self.network_due, self.quiet_due, self.services.due());
             tokio::select! {
                 change = changes.recv() => {
                     let Some(change) = change else { return Err(LoopError::WatchesEnded) };
@@ -216,7 +207,7 @@ impl Reconciler {
                 () = until(network_due), if self.survey.is_none() => self.begin_survey(),
                 found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
                 () = until(deadline) => {}
-                () = until(owners_due) => self.follow_services()?,
+                () = until(services_due) => self.services.follow(&self.state, &self.executor.datapath.tables)?,
                 () = until(quiet_due) => self.give_memory_back(),
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
@@ -247,7 +238,7 @@ impl Reconciler {
         }
         self.are_routes_due = true;
         self.delays.begin(self.state.changed_pods(), Instant::now());
-        self.follow_services_soon();
+        self.services.follow_soon();
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
@@ -331,7 +322,7 @@ impl Reconciler {
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);
-            self.follow_services_soon();
+            self.services.follow_soon();
         }
         self.delays.retain(|pod| self.state.awaits_publication(pod));
         self.metrics.set_pending_patches(self.executor.pending_writes());
@@ -349,30 +340,9 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Executes ops. Before mappings are removed, their traffic is added to the traffic of their Services.
     fn execute(&mut self, ops: &[Op]) -> Result<Vec<OpResult>, LoopError> {
-        let mut traffic = self.service_meter.as_ref().map(ServiceMeter::lock);
-        if let Some(traffic) = &mut traffic
-            && ops.iter().any(|op| matches!(op, Op::RemoveMapping(_)))
-        {
-            traffic.observe(self.executor.datapath.tables.reading()?);
-        }
+        let _unread = self.services.before(ops, &self.executor.datapath.tables)?;
         Ok(self.executor.execute(ops))
-    }
-
-    fn follow_services_soon(&mut self) {
-        if self.service_meter.is_some() {
-            self.owners_due.get_or_insert_with(|| Instant::now() + OWNERS_REST);
-        }
-    }
-
-    /// Updates the Services of the mappings. The caller waits for `owners_due`, because an update reads all node ports.
-    fn follow_services(&mut self) -> Result<(), LoopError> {
-        self.owners_due = None;
-        if let Some(meter) = &self.service_meter {
-            meter.follow(self.state.service_ports(), &self.executor.datapath.tables)?;
-        }
-        Ok(())
     }
 
     /// Removes the programs and maps of earlier agents, once this agent's programs are attached to every device that

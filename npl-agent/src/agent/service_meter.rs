@@ -4,17 +4,77 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use npl_common::stats::MappingStats;
+use tokio::time::Instant;
 
 use crate::{
     core::{
         model::Frontend,
-        service_traffic::{ServicePort, ServiceTraffic},
+        op::Op,
+        service_traffic::{CountedPort, ServiceTraffic},
+        state::PlannerState,
     },
     datapath::{DatapathError, Tables},
 };
+
+/// The time from a change of a Pod or Service to the update of the Services whose traffic is measured.
+const REST: Duration = Duration::from_millis(200);
+
+/// Tells the meter which mapping belongs to which Service. Does nothing without `--service-metrics`.
+#[derive(Debug)]
+pub(super) struct ServiceFollower {
+    meter: Option<ServiceMeter>,
+    /// When to compare the Services of the mappings with those of the meter; `None` if nothing has changed.
+    due: Option<Instant>,
+}
+
+impl ServiceFollower {
+    pub(super) const fn new(meter: Option<ServiceMeter>) -> Self {
+        Self { meter, due: None }
+    }
+
+    /// Reads the counters of the mappings that an earlier agent has left, at whose values the traffic begins.
+    pub(super) fn start(&self, tables: &Tables) -> Result<(), DatapathError> {
+        self.meter.as_ref().map_or(Ok(()), |meter| meter.measure(tables))
+    }
+
+    /// Makes an update due within [`REST`].
+    pub(super) fn follow_soon(&mut self) {
+        if self.meter.is_some() {
+            self.due.get_or_insert_with(|| Instant::now() + REST);
+        }
+    }
+
+    /// When [`Self::follow`] is due.
+    pub(super) const fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Updates the Services of the mappings. The caller waits for [`Self::due`], because an update reads all node ports.
+    pub(super) fn follow(&mut self, state: &PlannerState, tables: &Tables) -> Result<(), DatapathError> {
+        self.due = None;
+        self.meter.as_ref().map_or(Ok(()), |meter| meter.follow(state.service_ports(), tables))
+    }
+
+    /// Prevents reads of counters while the caller executes ops. Before mappings are removed, their traffic is added to
+    /// the traffic of their Services.
+    pub(super) fn before(
+        &self,
+        ops: &[Op],
+        tables: &Tables,
+    ) -> Result<Option<MutexGuard<'_, ServiceTraffic>>, DatapathError> {
+        let mut traffic = self.meter.as_ref().map(ServiceMeter::lock);
+        if let Some(traffic) = &mut traffic
+            && ops.iter().any(|op| matches!(op, Op::RemoveMapping(_)))
+        {
+            traffic.observe(tables.reading()?);
+        }
+        Ok(traffic)
+    }
+}
 
 /// The traffic of Services. Clones share the same traffic. While a thread holds the lock, no other thread changes
 /// mappings or reads their counters, so that no count is attributed to another mapping.
@@ -28,23 +88,19 @@ impl ServiceMeter {
     }
 
     /// Waits for the lock.
-    pub(super) fn lock(&self) -> MutexGuard<'_, ServiceTraffic> {
+    fn lock(&self) -> MutexGuard<'_, ServiceTraffic> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the counters of all mappings.
-    pub(super) fn measure(&self, tables: &Tables) -> Result<(), DatapathError> {
+    fn measure(&self, tables: &Tables) -> Result<(), DatapathError> {
         let mut traffic = self.lock();
         traffic.observe(tables.reading()?);
         Ok(())
     }
 
     /// Sets the Service port of each mapping. Reads the counters first if a mapping gets another one.
-    pub(super) fn follow(
-        &self,
-        owners: BTreeMap<Frontend, Option<ServicePort>>,
-        tables: &Tables,
-    ) -> Result<(), DatapathError> {
+    fn follow(&self, owners: BTreeMap<Frontend, Option<CountedPort>>, tables: &Tables) -> Result<(), DatapathError> {
         let mut traffic = self.lock();
         if traffic.changes_owner(&owners) {
             traffic.observe(tables.reading()?);
@@ -55,7 +111,7 @@ impl ServiceMeter {
 
     /// Reads the counters of all mappings, and returns the traffic of each Service port; `None` stands for all that
     /// have no sums of their own.
-    pub(super) fn read(&self, tables: &Tables) -> Result<Vec<(Option<ServicePort>, MappingStats)>, DatapathError> {
+    pub(super) fn read(&self, tables: &Tables) -> Result<Vec<(Option<CountedPort>, MappingStats)>, DatapathError> {
         let mut traffic = self.lock();
         traffic.observe(tables.reading()?);
         let kept = traffic.kept().map(|(port, stats)| (Some(port.clone()), stats));

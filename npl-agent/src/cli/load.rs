@@ -7,7 +7,7 @@ use anyhow::bail;
 
 use super::{print, report_error};
 use crate::{
-    config::args::LoadArgs,
+    config::load_args::LoadArgs,
     datapath::{Datapath, preflight},
     process::lock::{self, LockError},
 };

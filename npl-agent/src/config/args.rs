@@ -10,7 +10,7 @@ use clap::{
 
 use clap_complete::Shell;
 
-use super::{echo_args::EchoCommand, value};
+use super::{echo_args::EchoCommand, load_args::LoadArgs, value};
 use crate::{
     core::{
         devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
@@ -333,23 +333,6 @@ pub struct RunArgs {
     pub log_format: LogFormat,
 }
 
-/// Flags of `load`.
-#[derive(Debug, Clone, Args)]
-pub struct LoadArgs {
-    /// Pin the programs below this mount point of the BPF file system, where the agent finds them.
-    #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
-    pub bpffs: PathBuf,
-
-    /// Make room for this many flows. Give the agent's value: an agent with another value replaces the maps.
-    #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
-    pub max_flows: MaxFlows,
-
-    /// First mount a BPF file system at the mount point of --bpffs, if none is mounted. Mounting needs `CAP_SYS_ADMIN`
-    /// and, in a container, a mount with bidirectional propagation.
-    #[arg(long, env = "NPL_MOUNT_BPFFS")]
-    pub mount_bpffs: bool,
-}
-
 /// Flags of `cleanup`.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupArgs {
@@ -594,7 +577,7 @@ pub struct MappingsArgs {
 
 /// The usual folder of the local socket.
 const DEFAULT_RUNTIME_DIR: &str = "/run/npl";
-const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
+pub(super) const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
 /// The format of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

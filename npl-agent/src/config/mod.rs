@@ -6,6 +6,7 @@ pub mod echo_args;
 pub mod environment;
 pub mod kubectl_args;
 pub mod label_selector;
+pub mod load_args;
 pub mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};

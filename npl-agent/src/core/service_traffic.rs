@@ -17,7 +17,7 @@ use super::{
 
 /// The port of a Service whose traffic is counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ServicePort {
+pub struct CountedPort {
     /// The namespace of the Service.
     pub namespace: String,
     /// The name of the Service.
@@ -42,8 +42,8 @@ pub struct Reading {
 pub struct ServiceTraffic {
     /// The maximum number of Service ports in `kept`.
     max: usize,
-    owners: BTreeMap<Frontend, ServicePort>,
-    kept: BTreeMap<ServicePort, MappingStats>,
+    owners: BTreeMap<Frontend, CountedPort>,
+    kept: BTreeMap<CountedPort, MappingStats>,
     /// The counters of each mapping at the last reading.
     last: BTreeMap<Frontend, MappingStats>,
     /// The traffic of all mappings at the first reading.
@@ -66,7 +66,7 @@ impl ServiceTraffic {
 
     /// Whether a mapping has lost its owner or has got another one, so that a reading is due before
     /// [`Self::set_owners`]: the traffic since the last reading belongs to the earlier owner.
-    pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<ServicePort>>) -> bool {
+    pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<CountedPort>>) -> bool {
         self.owners.iter().any(|(frontend, earlier)| match owners.get(frontend) {
             None => true,
             Some(None) => false,
@@ -77,16 +77,16 @@ impl ServiceTraffic {
     /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping drains,
     /// because its Pod or Service is gone. Further Service ports are kept as long as there is room, in the order of
     /// namespace, name and port.
-    pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<ServicePort>>) {
+    pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<CountedPort>>) {
         let mut earlier = std::mem::take(&mut self.owners);
         let with_owner = owners
             .into_iter()
             .filter_map(|(frontend, owner)| Some((frontend, owner.or_else(|| earlier.remove(&frontend))?)));
         self.owners = with_owner.collect();
-        let new: BTreeSet<&ServicePort> =
+        let new: BTreeSet<&CountedPort> =
             self.owners.values().filter(|owner| !self.kept.contains_key(*owner)).collect();
         let room = self.max.saturating_sub(self.kept.len());
-        let new: Vec<ServicePort> = new.into_iter().take(room).cloned().collect();
+        let new: Vec<CountedPort> = new.into_iter().take(room).cloned().collect();
         self.kept.extend(new.into_iter().map(|port| (port, MappingStats::ZERO)));
     }
 
@@ -112,7 +112,7 @@ impl ServiceTraffic {
     }
 
     /// The traffic of each Service port that has its own sums.
-    pub fn kept(&self) -> impl Iterator<Item = (&ServicePort, MappingStats)> {
+    pub fn kept(&self) -> impl Iterator<Item = (&CountedPort, MappingStats)> {
         self.kept.iter().map(|(port, stats)| (port, *stats))
     }
 
@@ -149,12 +149,12 @@ fn combined(a: &MappingStats, b: &MappingStats, with: fn(u64, u64) -> u64) -> Ma
 impl PlannerState {
     /// Returns the Service port of each node port that has or may get a mapping. If several Services request the Pod
     /// port, the first by name; `None` if no Service requests it any more.
-    pub fn service_ports(&self) -> BTreeMap<Frontend, Option<ServicePort>> {
+    pub fn service_ports(&self) -> BTreeMap<Frontend, Option<CountedPort>> {
         let has_mapping = |phase: &Phase| !matches!(phase, Phase::Quarantined { .. });
         let claims = self.ports.iter().filter(|(_, claim)| has_mapping(&claim.phase));
         let port = |(frontend, claim): (&Frontend, &Claim)| {
             let of_owner = claim.owner.as_ref().and_then(|owner| {
-                Some(ServicePort {
+                Some(CountedPort {
                     namespace: owner.pod.namespace.to_string(),
                     service: self.services_requesting(&owner.pod, owner.port).into_iter().min()?,
                     pod_port: owner.port.pod_port,
@@ -176,16 +176,16 @@ mod tests {
         Frontend { family: Family::V4, node_port: NodePort(node_port), protocol: Protocol::Tcp }
     }
 
-    fn port(service: &str) -> ServicePort {
+    fn port(service: &str) -> CountedPort {
         let (namespace, service) = ("shop".to_owned(), service.to_owned());
-        ServicePort { namespace, service, pod_port: PodPort(80), protocol: Protocol::Tcp }
+        CountedPort { namespace, service, pod_port: PodPort(80), protocol: Protocol::Tcp }
     }
 
     fn stats(packets: u64) -> MappingStats {
         MappingStats { request_packets: packets, request_bytes: 100 * packets, ..MappingStats::ZERO }
     }
 
-    fn owners(of: &[(u16, Option<&str>)]) -> BTreeMap<Frontend, Option<ServicePort>> {
+    fn owners(of: &[(u16, Option<&str>)]) -> BTreeMap<Frontend, Option<CountedPort>> {
         of.iter().map(|(number, service)| (frontend(*number), service.map(port))).collect()
     }
 

@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use crate::core::{model::Family, service_traffic::ServicePort};
+use crate::core::{model::Family, service_traffic::CountedPort};
 
 /// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
@@ -28,7 +28,7 @@ pub struct Counts {
     pub totals: Vec<FamilyTotals>,
     /// The traffic of each Service port since the start of the agent, and for `None`, of all others together. No
     /// metrics are served if the whole field is `None`.
-    pub services: Option<Vec<(Option<ServicePort>, MappingStats)>>,
+    pub services: Option<Vec<(Option<CountedPort>, MappingStats)>>,
 }
 
 /// Traffic of the mappings of one IP family.
@@ -117,7 +117,7 @@ pub(super) const OTHER: &str = "_other";
 
 fn encode_services(
     encoder: &mut DescriptorEncoder<'_>,
-    services: &[(Option<ServicePort>, MappingStats)],
+    services: &[(Option<CountedPort>, MappingStats)],
 ) -> Result<(), fmt::Error> {
     for MappingCounter { help, unit, label, of, .. } in mapping_counters() {
         let help =

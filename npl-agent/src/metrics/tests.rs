@@ -15,7 +15,7 @@ use crate::core::{
     devices::Coverage,
     model::{Family, Frontend, NodePort, PodPort, Protocol},
     op::{Op, RecentTraffic},
-    service_traffic::ServicePort,
+    service_traffic::CountedPort,
 };
 
 struct Fixed;
@@ -110,7 +110,7 @@ struct OfServices;
 impl DatapathCounters for OfServices {
     fn read(&self) -> Counts {
         let stats = |bytes| MappingStats { request_bytes: bytes, new_flows: 1, ..MappingStats::ZERO };
-        let port = |protocol| ServicePort {
+        let port = |protocol| CountedPort {
             namespace: "shop".to_owned(),
             service: "web".to_owned(),
             pod_port: PodPort(8080),
