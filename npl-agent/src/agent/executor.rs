@@ -149,7 +149,7 @@ impl Executor {
                     see = pages::url(pages::BOTH_AGENTS),
                     err = %ErrorChain(&err),
                     "cannot read the connections that other software translates"
-                )
+                );
             }
         }
     }

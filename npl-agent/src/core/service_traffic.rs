@@ -86,8 +86,7 @@ impl ServiceTraffic {
         let new: BTreeSet<&CountedPort> =
             self.owners.values().filter(|owner| !self.kept.contains_key(*owner)).collect();
         let room = self.max.saturating_sub(self.kept.len());
-        let new: Vec<CountedPort> = new.into_iter().take(room).cloned().collect();
-        self.kept.extend(new.into_iter().map(|port| (port, MappingStats::ZERO)));
+        self.kept.extend(new.into_iter().take(room).map(|port| (port.clone(), MappingStats::ZERO)));
     }
 
     /// Adds the traffic since the last reading. The first reading adds nothing.

@@ -122,7 +122,7 @@ impl WatchHealth {
         let (process, manifest) = (self.observer.process(), self.observer.manifest());
         match kind {
             FailureKind::Unreachable if is_certificate_error(err) => {
-                warn!(see = pages::url(&pages::of_check("api_server")), %subject, err, "{CERTIFICATE_ADVICE}")
+                warn!(see = pages::url(&pages::of_check("api_server")), %subject, err, "{CERTIFICATE_ADVICE}");
             }
             FailureKind::Forbidden => warn!(
                 see = pages::url(&pages::of_check("api_server")),
