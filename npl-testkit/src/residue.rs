@@ -26,9 +26,14 @@ const FREED_WITHIN: Duration = Duration::from_mins(1);
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
+/// The prefixes of the names of programs and maps that runs load: those of NPL, and those of the Cilium on a cluster's
+/// Nodes.
+const BPF_PREFIXES: [&str; 2] = [PREFIX, "cil"];
+
 /// The names of executables that runs start, truncated to 15 characters as the kernel does. `server` is etcd, whose
 /// program has this name when Go builds it.
-const EXECUTABLES: [&str; 15] = [
+const EXECUTABLES: [&str; 16] = [
+    "cilium-agent",
     "containerd",
     "containerd-shim",
     "etcd",
@@ -156,20 +161,24 @@ fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, 
     let mut programs = BTreeSet::new();
     // Objects that disappear before they are inspected are skipped.
     for program in loaded_programs().flatten().filter(|program| is_ours(program.id())) {
-        if let Some(name) = program.name_as_str().filter(|name| name.starts_with(PREFIX)) {
+        if let Some(name) = program.name_as_str().filter(|name| is_of_a_run(name)) {
             programs.insert(program.id());
             things.insert(format!("BPF program {name} with id {}", program.id()));
         }
     }
     let counts = |map: &MapInfo| map.map_type().is_ok_and(may_be_left);
     for map in loaded_maps().flatten().filter(|map| is_our_map(map.id()) && counts(map)) {
-        if let Some(name) = map.name_as_str().filter(|name| name.starts_with(PREFIX)) {
+        if let Some(name) = map.name_as_str().filter(|name| is_of_a_run(name)) {
             things.insert(format!("BPF map {name} with id {}", map.id()));
         }
     }
     for link in loaded_links().flatten().filter(|link| programs.contains(&link.program_id())) {
         things.insert(format!("BPF link with id {} of program {}", link.id(), link.program_id()));
     }
+}
+
+fn is_of_a_run(name: &str) -> bool {
+    BPF_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether a map of this type can be residue of a run. Program arrays are excluded, because the kernel itself leaks

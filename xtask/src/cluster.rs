@@ -16,7 +16,7 @@ use crate::{build, process};
 pub(crate) struct Options {
     /// `up [--nodes 2] [--kube-proxy none|iptables|nftables]
     /// [--cni bridge|flannel-vxlan|flannel-host-gw|calico-vxlan|calico-vxlan-nftables|calico-routes|
-    /// calico-routes-nftables|kube-router]`, `down [--all]`, `status`, `kubectl …`, `exec NODE …`.
+    /// calico-routes-nftables|kube-router|cilium-vxlan|cilium-native]`, `down [--all]`, `status`, `kubectl …`, `exec NODE …`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

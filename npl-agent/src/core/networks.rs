@@ -45,8 +45,6 @@ pub enum Name {
 pub enum Tested {
     /// The software itself runs in the cluster tests.
     InTests,
-    /// The software itself was run with NPL once, in a manual test.
-    ByHand,
     /// The software did not run in tests; tests imitate its rules, marks and routes.
     Imitated,
     /// The software was not tested.
@@ -58,7 +56,6 @@ impl Tested {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InTests => "itself, in the tests",
-            Self::ByHand => "itself, by hand",
             Self::Imitated => "its rules, in the tests",
             Self::No => "no",
         }
@@ -122,7 +119,7 @@ pub const NETWORKS: [Network; 24] = [
     cni(
         "Cilium",
         &[Name::Device(CILIUM_HOST)],
-        Tested::ByHand,
+        Tested::InTests,
         "Cilium's programs forward packets of Pods in every forwarding mode: `redirect` and `offload` have no effect; \
          with `bpf.masquerade` set `--port-range` below 30000, for example 28000-29000",
     ),
@@ -157,7 +154,7 @@ pub const NETWORKS: [Network; 24] = [
     elsewhere(
         "Cilium",
         &[Name::Device(CILIUM_HOST)],
-        Tested::ByHand,
+        Tested::InTests,
         "its policies apply in every forwarding mode, but those of its host firewall do not protect node ports",
     ),
     elsewhere(
@@ -180,7 +177,7 @@ pub const NETWORKS: [Network; 24] = [
     proxy(
         "Cilium (if it replaces kube-proxy)",
         &[Name::Device(CILIUM_HOST)],
-        Tested::ByHand,
+        Tested::InTests,
         "Cilium continues to serve NodePort Services and host ports; node ports of NPL work beside them",
     ),
 ];

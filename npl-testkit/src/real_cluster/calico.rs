@@ -2,8 +2,6 @@
 //! Runs Calico as the Pod network and policy engine: Felix and its helpers are processes of each Node; Typha, BIRD and
 //! the operator are not used.
 
-use std::ffi::OsString;
-use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,9 +28,6 @@ const USER: &str = "npl:calico";
 
 /// Calico's programs, and the file with its custom resource definitions.
 const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
-
-/// The directory of the CNI plug-ins, relative to the Node's directory.
-const PLUGINS: &str = "run/npl/cni-plugins";
 
 /// Runs Felix (`$0`), and restarts it whenever it exits with an error. Felix exits with an error when its settings
 /// change, for the first time shortly after its first start. If Felix exits 20 times within a minute, the script fails.
@@ -84,19 +79,11 @@ impl Calico {
     /// Links Calico's CNI plug-ins and those of the machine into one directory of the Node. Returns the directory's
     /// path inside the Node.
     pub(super) fn add_plugins(&self, directory: &Path, machines: &Path) -> Result<PathBuf> {
-        let folder = directory.join(PLUGINS);
-        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-        let link = |to: &Path, name: OsString| {
-            symlink(to, folder.join(&name)).with_context(|| format!("link {}", folder.join(&name).display()))
-        };
-        for entry in fs::read_dir(machines).with_context(|| format!("list {}", machines.display()))? {
-            let entry = entry.with_context(|| format!("list {}", machines.display()))?;
-            link(&entry.path(), entry.file_name())?;
-        }
+        let (folder, inside) = cni::link_plugins(directory, machines)?;
         tools::copy_program(&self.folder.join("calico"), &folder.join("calico"))?;
         // Calico has one program for both plug-ins; the name by which it is called selects the plug-in.
-        link(Path::new("calico"), "calico-ipam".into())?;
-        Ok(Path::new("/").join(PLUGINS))
+        symlink("calico", folder.join("calico-ipam")).context("link the plug-in calico-ipam")?;
+        Ok(inside)
     }
 
     /// Creates Calico's custom resource definitions and waits until the API server serves them.

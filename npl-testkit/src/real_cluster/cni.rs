@@ -3,12 +3,14 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::kube_proxy::KubeProxy;
 use super::network::NodeNumber;
 use crate::api_client::ApiClient;
 use crate::poll;
@@ -18,6 +20,10 @@ const FOLDER: &str = "run/npl/cni";
 
 /// The file with the CNI configuration, relative to the Node's directory and to the root inside the Node.
 pub(super) const FILE: &str = "run/npl/cni/10-npl.conflist";
+
+/// The directory of the CNI plug-ins of a provider that adds plug-ins to those of the machine, relative to the Node's
+/// directory.
+const PLUGINS: &str = "run/npl/cni-plugins";
 
 /// The CNI plug-in that connects a cluster's Pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -39,6 +45,10 @@ pub enum Cni {
     CalicoRoutesNftables,
     /// kube-router with BGP routes between the Nodes, without encapsulation.
     KubeRouter,
+    /// Cilium in place of kube-proxy, with VXLAN and masquerading by iptables.
+    CiliumVxlan,
+    /// Cilium in place of kube-proxy, with routes between the Nodes, and with masquerading and host routing by eBPF.
+    CiliumNative,
 }
 
 /// The time limit for a kubelet to register its Node, which takes 2 s on an idle machine.
@@ -70,6 +80,8 @@ impl fmt::Display for Cni {
             Self::CalicoRoutes => "calico-routes",
             Self::CalicoRoutesNftables => "calico-routes-nftables",
             Self::KubeRouter => "kube-router",
+            Self::CiliumVxlan => "cilium-vxlan",
+            Self::CiliumNative => "cilium-native",
         })
     }
 }
@@ -80,26 +92,50 @@ impl Cni {
         matches!(self, Self::Bridge)
     }
 
-    /// Whether packets of Pods to other Nodes and to other machines are masqueraded to the Node's address.
+    /// Whether packets of Pods to other Nodes are masqueraded to the Node's address.
     pub const fn masquerades(self) -> bool {
-        !matches!(self, Self::Bridge | Self::KubeRouter)
+        !matches!(self, Self::Bridge | Self::KubeRouter | Self::CiliumNative)
     }
 
     /// Whether the network enforces NetworkPolicy.
     pub const fn has_policy_engine(self) -> bool {
+        self.has_policy_engine_in_netfilter() || self.is_cilium()
+    }
+
+    /// Whether the network enforces NetworkPolicy by rules in netfilter.
+    pub const fn has_policy_engine_in_netfilter(self) -> bool {
         self.is_calico() || matches!(self, Self::KubeRouter)
+    }
+
+    /// Whether the CNI's own programs send the packets from the uplink to Pods, so that these packets bypass the FORWARD
+    /// rules of other software.
+    pub const fn bypasses_forward_rules(self) -> bool {
+        matches!(self, Self::CiliumNative)
+    }
+
+    /// Returns the kube-proxy modes with which the network runs, the default mode first. Cilium replaces kube-proxy.
+    pub const fn kube_proxy_modes(self) -> &'static [KubeProxy] {
+        if self.is_cilium() {
+            return &[KubeProxy::None];
+        }
+        &[KubeProxy::Iptables, KubeProxy::Nftables, KubeProxy::None]
     }
 
     /// Whether a bridge on each Node connects the Node's Pods. The Node then uses the bridge's address as the source of
     /// its packets to these Pods.
     pub const fn has_bridge(self) -> bool {
-        !self.is_calico()
+        !self.is_calico() && !self.is_cilium()
     }
 
     /// Whether a restart of the CNI's daemon loses packets over IPv6, with and without NPL. Calico's daemon, Felix,
     /// loses packets, because Felix deletes and restores all IPv6 routes at its start.
     pub const fn loses_ipv6_at_restart(self) -> bool {
         self.is_calico()
+    }
+
+    /// Whether the network is Cilium, whose programs forward packets of Pods in every forwarding mode of NPL.
+    pub const fn is_cilium(self) -> bool {
+        matches!(self, Self::CiliumVxlan | Self::CiliumNative)
     }
 
     const fn is_calico(self) -> bool {
@@ -112,6 +148,19 @@ impl Cni {
 pub(super) fn create_folder(directory: &Path) -> Result<()> {
     let folder = directory.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))
+}
+
+/// Links all CNI plug-ins of the machine into a new directory of the Node, to which a provider can add plug-ins. Returns
+/// the path of the directory, and its path inside the Node.
+pub(super) fn link_plugins(directory: &Path, machines: &Path) -> Result<(PathBuf, PathBuf)> {
+    let folder = directory.join(PLUGINS);
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    for entry in fs::read_dir(machines).with_context(|| format!("list {}", machines.display()))? {
+        let entry = entry.with_context(|| format!("list {}", machines.display()))?;
+        let link = folder.join(entry.file_name());
+        symlink(entry.path(), &link).with_context(|| format!("link {}", link.display()))?;
+    }
+    Ok((folder, Path::new("/").join(PLUGINS)))
 }
 
 /// Configures a bridge for the Node's Pods, with this MTU or the default one.

@@ -40,15 +40,17 @@ pub(super) const READY_FILE: &str = "run/npl/ready";
 /// mounting over it hides the Node's directory.
 const OWN_FOLDERS: [(&str, &str); 3] = [("lib", "/var/lib"), ("log", "/var/log"), ("run", "/run")];
 
-/// Host-wide sysctls that a kubelet sets, with the values that it requires. Regular files are mounted over them, so
-/// that the kubelet does not change the host.
-const SYSCTLS: [(&str, &str); 6] = [
+/// Host-wide sysctls that a kubelet or Cilium sets, with the values that it requires. Regular files are mounted over
+/// them, so that the programs of a Node do not change the host.
+const SYSCTLS: [(&str, &str); 8] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
     ("kernel/panic", "10"),
     ("kernel/panic_on_oops", "1"),
     ("kernel/keys/root_maxkeys", "1000000"),
     ("kernel/keys/root_maxbytes", "25000000"),
+    ("kernel/unprivileged_bpf_disabled", "1"),
+    ("kernel/timer_migration", "0"),
 ];
 
 /// The arguments of a Node's first process.
@@ -141,7 +143,8 @@ fn be_first(arguments: &InitArguments) -> Result<()> {
     for (own, machines) in OWN_FOLDERS {
         attach(Some(&directory.join(own)), machines, MsFlags::MS_BIND | MsFlags::MS_REC)?;
     }
-    for (name, value) in SYSCTLS {
+    // Not every kernel has all of these sysctls.
+    for (name, value) in SYSCTLS.iter().filter(|(name, _)| Path::new("/proc/sys").join(name).exists()) {
         let own = Path::new(TEMPORARY).join(name.replace('/', "."));
         fs::write(&own, value).with_context(|| format!("write {}", own.display()))?;
         attach(Some(&own), Path::new("/proc/sys").join(name), MsFlags::MS_BIND)?;

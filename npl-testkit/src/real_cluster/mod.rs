@@ -8,6 +8,7 @@
 
 mod binaries;
 mod calico;
+mod cilium;
 mod cni;
 mod containerd;
 mod controllers;
@@ -98,6 +99,8 @@ impl RealCluster {
     /// Starts the cluster as [`Self::start`] does, in an existing run.
     pub fn start_in(run: Run, options: &Options) -> Result<Self> {
         let Options { nodes, kube_proxy, cni, init_program } = options;
+        let modes = cni.kube_proxy_modes();
+        ensure!(modes.contains(kube_proxy), "{cni} replaces kube-proxy: use `--kube-proxy none`");
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
         let (programs, images, provider) = (Programs::find()?, Images::find()?, Provider::find(*cni)?);
         let network = Network::build(&run, *nodes)?;
@@ -215,7 +218,8 @@ fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
     let accounts: Vec<Account> = kubelets
         .chain(controllers::accounts())
-        .chain([Account::new(kube_proxy::USER, &[]), flannel::account(), calico::account(), kube_router::account()])
+        .chain([Account::new(kube_proxy::USER, &[]), flannel::account(), calico::account()])
+        .chain([kube_router::account(), cilium::account()])
         .collect();
     thread::scope(|scope| {
         let mut boots = Vec::new();

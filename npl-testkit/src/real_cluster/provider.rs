@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::calico::{Calico, Dataplane, Encapsulation};
+use super::cilium::{Cilium, Routing};
 use super::cni::{self, Cni};
 use super::flannel::{self, Flannel};
 use super::kube_router::{self, KubeRouter};
@@ -24,6 +25,7 @@ pub(super) enum Provider {
     Flannel(Flannel),
     Calico(Calico),
     KubeRouter(KubeRouter),
+    Cilium(Cilium),
 }
 
 /// The properties of a Node that a provider needs to connect the Node's Pods.
@@ -57,6 +59,8 @@ impl Provider {
             Cni::CalicoRoutes => calico(Encapsulation::None, Dataplane::Iptables),
             Cni::CalicoRoutesNftables => calico(Encapsulation::None, Dataplane::Nftables),
             Cni::KubeRouter => KubeRouter::find().map(Self::KubeRouter),
+            Cni::CiliumVxlan => Cilium::find(Routing::Vxlan).map(Self::Cilium),
+            Cni::CiliumNative => Cilium::find(Routing::Native).map(Self::Cilium),
         }
     }
 
@@ -66,6 +70,7 @@ impl Provider {
         match self {
             Self::Bridge => cni::configure(directory, node, None)?,
             Self::Calico(calico) => return calico.add_plugins(directory, machines),
+            Self::Cilium(cilium) => return cilium.prepare(directory, machines),
             Self::Flannel(_) | Self::KubeRouter(_) => {}
         }
         Ok(machines.to_owned())
@@ -75,6 +80,7 @@ impl Provider {
     pub(super) fn define(&self, cluster: &Cluster) -> Result<()> {
         match self {
             Self::Calico(calico) => calico.define(cluster),
+            Self::Cilium(cilium) => cilium.define(cluster),
             Self::Bridge | Self::Flannel(_) | Self::KubeRouter(_) => Ok(()),
         }
     }
@@ -89,6 +95,7 @@ impl Provider {
                 (felix, Some(tunnel_addresses))
             }
             Self::KubeRouter(router) => (router.start(place, plane, client)?, None),
+            Self::Cilium(cilium) => (cilium.start(place, plane, client)?, None),
         };
         Ok(Some(Daemons { main, _tunnel_addresses: tunnel_addresses }))
     }
@@ -99,6 +106,7 @@ impl Provider {
             Self::Bridge | Self::Calico(_) => Ok(()),
             Self::Flannel(_) => flannel::connect_pods(&daemons.main, place.number, place.directory),
             Self::KubeRouter(_) => kube_router::wait_for_routes(place, &daemons.main, all),
+            Self::Cilium(cilium) => cilium.wait_for_programs(place, &daemons.main, all),
         }
     }
 
@@ -109,6 +117,7 @@ impl Provider {
             Self::Flannel(_) => flannel::run(place).map(Some),
             Self::Calico(calico) => calico.run(place).map(Some),
             Self::KubeRouter(_) => kube_router::run(place).map(Some),
+            Self::Cilium(cilium) => cilium.run(place).map(Some),
         }
     }
 }

@@ -76,8 +76,10 @@ pub(crate) fn doctor_names_the_network_of_the_node(world: &mut World) {
         Cni::FlannelVxlan | Cni::FlannelHostGw => "flannel",
         Cni::CalicoVxlan | Cni::CalicoVxlanNftables | Cni::CalicoRoutes | Cni::CalicoRoutesNftables => "Calico",
         Cni::KubeRouter => "kube-router",
+        Cni::CiliumVxlan | Cni::CiliumNative => "Cilium",
     };
     let service_proxy = match world.kube_proxy {
+        KubeProxy::None if world.cluster.cni().is_cilium() => "Cilium",
         KubeProxy::None => "no known Service proxy",
         KubeProxy::Iptables => "kube-proxy (iptables)",
         KubeProxy::Nftables => "kube-proxy (nftables)",

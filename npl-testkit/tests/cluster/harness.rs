@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use clap::Parser as _;
 use npl_testkit::interrupt;
+use npl_testkit::real_cluster::Cni;
 
 use crate::network::Network;
 use crate::table::Row;
@@ -18,11 +19,17 @@ use crate::world::World;
 pub(crate) struct ClusterTest {
     name: &'static str,
     run: fn(&mut World),
+    is_excluded_on: fn(Cni) -> bool,
 }
 
 impl ClusterTest {
     pub(crate) const fn new(name: &'static str, run: fn(&mut World)) -> Self {
-        Self { name, run }
+        Self { name, run, is_excluded_on: |_any| false }
+    }
+
+    /// Excludes the test on the networks for which `is_excluded_on` returns `true`.
+    pub(crate) const fn except_on(self, is_excluded_on: fn(Cni) -> bool) -> Self {
+        Self { is_excluded_on, ..self }
     }
 
     fn is_meant(&self, words: &[String]) -> bool {
@@ -38,7 +45,8 @@ pub(crate) struct Suite {
 
 impl Suite {
     pub(crate) fn new(network: Network, tests: &[&[ClusterTest]]) -> Self {
-        Self { network, tests: tests.concat() }
+        let applies = |test: &ClusterTest| !(test.is_excluded_on)(network.cni);
+        Self { network, tests: tests.concat().into_iter().filter(applies).collect() }
     }
 
     fn meant(&self, words: &[String]) -> impl Iterator<Item = &ClusterTest> {

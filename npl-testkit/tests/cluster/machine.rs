@@ -10,8 +10,8 @@ use npl_testkit::tools;
 
 use crate::world::World;
 
-/// Files that a kubelet, a container runtime, kube-proxy or kube-router would modify.
-const FILES: [&str; 9] = [
+/// Files that a kubelet, a container runtime, kube-proxy, kube-router or Cilium would modify.
+const FILES: [&str; 11] = [
     "/etc/iproute2/rt_tables",
     "/proc/sys/vm/overcommit_memory",
     "/proc/sys/vm/panic_on_oom",
@@ -19,16 +19,21 @@ const FILES: [&str; 9] = [
     "/proc/sys/kernel/panic_on_oops",
     "/proc/sys/kernel/keys/root_maxkeys",
     "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/unprivileged_bpf_disabled",
+    "/proc/sys/kernel/timer_migration",
     "/proc/sys/net/ipv4/ip_forward",
     "/proc/sys/net/netfilter/nf_conntrack_max",
 ];
 
-/// Directories that a kubelet, containerd, a CNI plug-in or NPL would create if they ran on the host itself.
-const FOLDERS: [&str; 8] = [
+/// Directories that a kubelet, containerd, a CNI plug-in, Cilium or NPL would create if they ran on the host itself.
+const FOLDERS: [&str; 11] = [
     "/etc/cni",
     "/opt/containerd",
+    "/run/cilium",
     "/run/containerd",
+    "/sys/fs/bpf/cilium",
     "/sys/fs/bpf/npl",
+    "/sys/fs/bpf/tc",
     "/usr/libexec/kubernetes",
     "/var/lib/cni",
     "/var/lib/containerd",

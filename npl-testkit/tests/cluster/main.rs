@@ -9,6 +9,7 @@
 mod agent;
 mod balancers;
 mod chart;
+mod cilium;
 mod clients;
 mod commands;
 mod filters;
@@ -84,7 +85,8 @@ const TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "a_policy_for_the_clients_address_is_enforced",
         filters::a_policy_for_the_clients_address_is_enforced,
-    ),
+    )
+    .except_on(Cni::bypasses_forward_rules),
     ClusterTest::new("a_replaced_pod_gets_new_node_ports", traffic::a_replaced_pod_gets_new_node_ports),
     ClusterTest::new("deleted_agents_do_not_interrupt_service", agent::deleted_agents_do_not_interrupt_service),
     ClusterTest::new("a_rolling_update_loses_no_request", moves::a_rolling_update_loses_no_request),
@@ -125,7 +127,8 @@ const NETWORK_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "a_policy_for_the_clients_address_is_enforced",
         filters::a_policy_for_the_clients_address_is_enforced,
-    ),
+    )
+    .except_on(Cni::bypasses_forward_rules),
 ];
 
 /// Tests with `--forwarding offload`, which the first one enables.
@@ -134,7 +137,8 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it",
         offload::an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it,
-    ),
+    )
+    .except_on(Cni::is_cilium),
     ClusterTest::new(
         "every_client_is_answered_while_agents_offload",
         traffic::every_client_is_answered_by_the_pod_of_the_node_port,
@@ -142,7 +146,8 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "a_policy_is_enforced_while_agents_offload",
         filters::a_policy_for_the_clients_address_is_enforced,
-    ),
+    )
+    .except_on(Cni::bypasses_forward_rules),
 ];
 
 /// Tests for networks whose CNI has a daemon.
@@ -158,6 +163,19 @@ const POLICY_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "redirect_is_refused_until_network_policy_is_ignored",
         network_policy::redirect_is_refused_until_network_policy_is_ignored,
+    )
+    .except_on(Cni::is_cilium),
+];
+
+/// Tests of features that only Cilium has.
+const CILIUM_TESTS: &[ClusterTest] = &[
+    ClusterTest::new(
+        "a_cilium_network_policy_admits_the_named_client_at_the_named_port",
+        cilium::a_cilium_network_policy_admits_the_named_client_at_the_named_port,
+    ),
+    ClusterTest::new(
+        "node_ports_of_services_work_beside_mappings",
+        cilium::node_ports_of_services_work_beside_mappings,
     ),
 ];
 
@@ -209,8 +227,9 @@ fn main() -> ExitCode {
         let suite = |network: &Network| {
             if network.cni.has_policy_engine() {
                 // The test that publishes two hundred Pods leaves them running, so the policy tests run before it.
-                let tests = [POLICY_TESTS, DAEMON_TESTS, TESTS, OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, CHART, UNINSTALL];
-                return Suite::new(*network, &tests);
+                let own = if network.cni.is_cilium() { CILIUM_TESTS } else { &[] };
+                let offload = [OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS].concat();
+                return Suite::new(*network, &[POLICY_TESTS, own, DAEMON_TESTS, TESTS, &offload, CHART, UNINSTALL]);
             }
             if network.cni == Cni::Bridge {
                 return Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL]);

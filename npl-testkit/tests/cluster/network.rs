@@ -18,10 +18,11 @@ impl Network {
         Self { cni, kube_proxy }
     }
 
-    /// Returns all combinations of a CNI plug-in and a kube-proxy mode.
+    /// Returns all combinations of a CNI plug-in and a kube-proxy mode with which the plug-in runs.
     pub(crate) fn all() -> Vec<Self> {
-        let with = |cni: Cni| KubeProxy::value_variants().iter().map(move |kube_proxy| Self::new(cni, *kube_proxy));
-        Cni::value_variants().iter().copied().flat_map(with).collect()
+        let all = |cni: Cni| KubeProxy::value_variants().iter().map(move |kube_proxy| Self::new(cni, *kube_proxy));
+        let runs = |network: &Self| network.cni.kube_proxy_modes().contains(&network.kube_proxy);
+        Cni::value_variants().iter().copied().flat_map(all).filter(runs).collect()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::clients::{self, Client};
 use crate::traffic::{PORTS, assert_served};
 use crate::world::{LIMIT, NAMESPACE, Pod, World};
 
-const NAME: &str = "of-the-test";
+pub(crate) const NAME: &str = "of-the-test";
 
 fn policies() -> String {
     format!("/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies")
@@ -38,13 +38,13 @@ fn policy_for(pods: &Value, ingress: &Value) -> Value {
     })
 }
 
-fn wait(what: &str, is_reached: &dyn Fn() -> bool) {
+pub(crate) fn wait(what: &str, is_reached: &dyn Fn() -> bool) {
     poll::until(what, LIMIT, || is_reached().then_some(())).unwrap();
 }
 
 /// Returns the number of a Pod's annotation entries at which a client gets an answer. The client connects to all
 /// entries in parallel, because a connection that the policy drops waits for its timeout.
-fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
+pub(crate) fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
     let (entries, answering) = (world.entries(&pod.name, PORTS), AtomicUsize::new(0));
     thread::scope(|scope| {
         for entry in &entries {

@@ -17,7 +17,7 @@ use crate::world::{AGENT_NAMESPACE, NAMESPACE, Pod, World};
 /// shows pins, on which the links of device programs depend; the second command shows socket programs.
 const TRACES: [(&str, &str); 2] = [
     ("find /sys/fs/bpf -name 'npl*'", "npl_mapping_v4"),
-    ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),
+    ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "npl_connect"),
 ];
 
 pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(world: &mut World) {

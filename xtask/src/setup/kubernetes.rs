@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::parts::{CALICO, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODES, Part};
-use super::prometheus;
+use super::parts::{CALICO, CILIUM, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODES, Part};
+use super::{clang, prometheus};
 use crate::{cache, paths, process};
 
 /// With these flags, the compiler writes no debug information, which the linker would remove anyway, and inlines no
@@ -35,6 +35,11 @@ pub(crate) enum Component {
     Calico,
     /// The program `kube-router` of the Pod network kube-router.
     KubeRouter,
+    /// The programs `daemon` and `cilium-cni` of the Pod network Cilium, its custom resource definitions and the source
+    /// of its kernel programs.
+    Cilium,
+    /// The C compiler `clang`, with which Cilium compiles its kernel programs.
+    Clang,
     /// The program `helm`, which renders and installs the chart.
     Helm,
     /// The programs `prometheus` and `promtool`, which check alert rules and scrape metrics.
@@ -52,6 +57,7 @@ impl Component {
         extent.extend(names("flannel").then_some(Self::Flannel));
         extent.extend(names("calico").then_some(Self::Calico));
         extent.extend(names("kube-router").then_some(Self::KubeRouter));
+        extent.extend(names("cilium").then_some([Self::Cilium, Self::Clang]).into_iter().flatten());
         extent
     }
 
@@ -62,6 +68,8 @@ impl Component {
             Self::Flannel => "NPL_FLANNEL_DIR",
             Self::Calico => "NPL_CALICO_DIR",
             Self::KubeRouter => "NPL_KUBE_ROUTER_DIR",
+            Self::Cilium => "NPL_CILIUM_DIR",
+            Self::Clang => "NPL_CLANG_DIR",
             Self::Helm => "NPL_HELM_DIR",
             Self::Prometheus => "NPL_PROMETHEUS_DIR",
         }
@@ -73,6 +81,8 @@ impl Component {
             Self::Flannel => obtain(&FLANNEL, cancelled),
             Self::Calico => obtain(&CALICO, cancelled),
             Self::KubeRouter => obtain(&KUBE_ROUTER, cancelled),
+            Self::Cilium => obtain(&CILIUM, cancelled),
+            Self::Clang => clang::obtain(),
             Self::Helm => obtain(&HELM, cancelled),
             Self::Prometheus => prometheus::obtain(),
         }
@@ -223,15 +233,27 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     watch(part, compile, needed.lines().count(), started, cancelled)
 }
 
-/// Copies a file of the module [`Part::versioned`] from Go's module cache to a folder. `module` is the directory of the
-/// part's own Go module.
+/// Copies a file or directory of the module [`Part::versioned`] from Go's module cache to a folder. `module` is the
+/// directory of the part's own Go module.
 fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Result<()> {
     let mut list = Command::new("go");
     list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", part.versioned]);
     let from = Path::new(process::ask(&mut list)?.trim()).join(file);
-    let to = folder.join(from.file_name().context("name a file of the module")?);
-    let bytes = fs::read(&from).with_context(|| format!("read {}", from.display()))?;
-    fs::write(&to, bytes).with_context(|| format!("write {}", to.display()))
+    copy(&from, &folder.join(from.file_name().context("name a file of the module")?))
+}
+
+/// Copies a file, or a directory with its content. The copies are writable, unlike the files in Go's module cache.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if from.is_dir() {
+        fs::create_dir(to).with_context(|| format!("create {}", to.display()))?;
+        for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
+            let entry = entry.with_context(|| format!("list {}", from.display()))?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        return Ok(());
+    }
+    let bytes = fs::read(from).with_context(|| format!("read {}", from.display()))?;
+    fs::write(to, bytes).with_context(|| format!("write {}", to.display()))
 }
 
 /// Runs `go build -v`, which prints a line for each compiled package, and reports the progress.
@@ -280,14 +302,15 @@ mod tests {
 
     #[test]
     fn only_the_networks_of_the_command_are_built() {
-        use Component::{Calico, Flannel, KubeRouter, Nodes};
+        use Component::{Calico, Cilium, Clang, Flannel, KubeRouter, Nodes};
         for (networks, extent) in [
             (&["bridge/iptables"][..], &[Nodes][..]),
             (&["flannel-vxlan/nftables", "bridge/none"], &[Nodes, Flannel]),
             (&["calico-vxlan/iptables"], &[Nodes, Calico]),
             (&["calico-vxlan/iptables", "flannel-vxlan/none"], &[Nodes, Flannel, Calico]),
             (&["kube-router/iptables"], &[Nodes, KubeRouter]),
-            (&["every"], &[Nodes, Flannel, Calico, KubeRouter]),
+            (&["cilium-native/none"], &[Nodes, Cilium, Clang]),
+            (&["every"], &[Nodes, Flannel, Calico, KubeRouter, Cilium, Clang]),
         ] {
             let networks: Vec<String> = networks.iter().map(|network| (*network).to_owned()).collect();
             assert!(Component::of_networks(&networks).iter().eq(extent), "{networks:?}");

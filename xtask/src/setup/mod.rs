@@ -7,6 +7,7 @@ mod balancers;
 mod bpf_linker;
 mod cargo_deny;
 mod cargo_tool;
+mod clang;
 mod kernels;
 mod kubernetes;
 mod parts;
@@ -76,8 +77,8 @@ const TEST_NETWORK: [Program; 8] = [
 ];
 
 /// Programs that the Nodes of a real cluster run, with their packages. If the CNI plug-in `bridge` is installed, so are
-/// all CNI plug-ins of its package; it has a full path, because CNI plug-ins are not in the search path. Calico and
-/// kube-router run `ipset`.
+/// all CNI plug-ins of its package; it has a full path, because CNI plug-ins are not in the search path. Calico,
+/// kube-router and Cilium run `ipset`.
 const CONTAINERS: [Program; 5] = [
     Program { name: "ipset", package: "ipset" },
     Program { name: "containerd", package: "containerd" },

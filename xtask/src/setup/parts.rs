@@ -18,7 +18,7 @@ pub(super) struct Part {
     pub(super) versioned: &'static str,
     pub(super) linker_flags: &'static str,
     pub(super) packages: &'static [&'static str],
-    /// The files of the versioned module that are copied to the directory of the programs.
+    /// The files and directories of the versioned module that are copied to the directory of the programs.
     pub(super) files: &'static [&'static str],
     /// The environment variables of the Go compiler for this part.
     pub(super) variables: &'static [(&'static str, &'static str)],
@@ -96,6 +96,20 @@ pub(super) const KUBE_ROUTER: Part = Part {
     linker_flags: "-s -w -X github.com/cloudnativelabs/kube-router/v2/pkg/version.Version=VERSION",
     packages: &["github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"],
     files: &[],
+    variables: &[("CGO_ENABLED", "0")],
+};
+
+/// The programs that Nodes run if their Pod network, policy engine and Service proxy is Cilium. The daemon compiles its
+/// kernel programs from the directory `bpf`, with the compiler of [`super::clang`].
+pub(super) const CILIUM: Part = Part {
+    name: "cilium",
+    words: "Cilium's daemon and CNI plug-in",
+    time: "4 minutes",
+    module: "cilium",
+    versioned: "github.com/cilium/cilium",
+    linker_flags: "-s -w -X github.com/cilium/cilium/pkg/version.ciliumVersion=VERSION",
+    packages: &["github.com/cilium/cilium/daemon", "github.com/cilium/cilium/plugins/cilium-cni"],
+    files: &["pkg/k8s/apis/cilium.io/client/crds", "bpf"],
     variables: &[("CGO_ENABLED", "0")],
 };
 

@@ -103,7 +103,7 @@ const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 /// takes longer than a few minutes on two cores.
 const SILENCE: Duration = Duration::from_mins(20);
 
-/// The time limit of a test binary that prints lines. The longest one tests the real cluster with `every` network: 24
+/// The time limit of a test binary that prints lines. The longest one tests the real cluster with `every` network: 26
 /// networks, each of which takes up to 20 minutes on two cores.
 const DEADLINE: Duration = Duration::from_hours(12);
 

@@ -80,13 +80,20 @@ struct UpArguments {
     #[arg(long, default_value_t = 2)]
     nodes: u8,
 
-    /// The mode of kube-proxy, or `none`.
-    #[arg(long, value_enum, default_value_t)]
-    kube_proxy: KubeProxy,
+    /// The mode of kube-proxy, or `none` [default: `none` with Cilium, which replaces kube-proxy; otherwise `iptables`].
+    #[arg(long, value_enum)]
+    kube_proxy: Option<KubeProxy>,
 
     /// The Pod network.
     #[arg(long, value_enum, default_value_t)]
     cni: Cni,
+}
+
+impl UpArguments {
+    /// Returns the mode of kube-proxy: the given one, or the default of the Pod network.
+    fn kube_proxy(&self) -> KubeProxy {
+        self.kube_proxy.or_else(|| self.cni.kube_proxy_modes().first().copied()).unwrap_or_default()
+    }
 }
 
 fn main() -> ExitCode {

@@ -25,12 +25,13 @@ pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     interrupt::watch()?;
     let run = Run::start()?;
     let directory = run.directory().to_owned();
-    let UpArguments { nodes, kube_proxy, cni } = arguments;
+    let UpArguments { nodes, cni, .. } = arguments;
+    let kube_proxy = arguments.kube_proxy();
     let made_of = format!("{nodes} Nodes, CNI {cni}, kube-proxy {kube_proxy}");
     let mut state = State { id: run.id().to_owned(), made_of, ready: None };
     state.write(&directory)?;
     let init_program = env::current_exe().context("find the path of this program")?;
-    let options = Options { nodes: *nodes, kube_proxy: *kube_proxy, cni: *cni, init_program };
+    let options = Options { nodes: *nodes, kube_proxy, cni: *cni, init_program };
     let cluster = RealCluster::start_in(run, &options)?;
     state.ready = Some(Ready::of(&cluster));
     state.write(&directory)?;

@@ -17,7 +17,7 @@ use crate::state::State;
 use crate::{UpArguments, access, say};
 
 /// The time limit for the start of the cluster, longer than every single wait of the owner.
-const LIMIT: Duration = Duration::from_mins(4);
+const LIMIT: Duration = Duration::from_mins(10);
 
 /// The time limit for the owner to remove the cluster after SIGTERM.
 const END_LIMIT: Duration = Duration::from_mins(1);
@@ -26,7 +26,8 @@ const END_LIMIT: Duration = Duration::from_mins(1);
 pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     interrupt::watch()?;
     let started = Instant::now();
-    let UpArguments { nodes, kube_proxy, cni } = arguments;
+    let UpArguments { nodes, cni, .. } = arguments;
+    let kube_proxy = arguments.kube_proxy();
     let mut owner = Command::new(env::current_exe().context("find the path of this program")?)
         .args(["supervise", "--nodes", &nodes.to_string()])
         .args(["--kube-proxy", &kube_proxy.to_string(), "--cni", &cni.to_string()])
