@@ -15,7 +15,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 
 use super::binaries::find_directory;
 use super::cni;
-use super::init::{SETTINGS, TEMPORARY};
+use super::init::SETTINGS;
 use super::network::{NodeNumber, POD_RANGES};
 use super::provider::Place;
 use crate::api_client::ApiClient;
@@ -42,6 +42,14 @@ const FILES: [&str; 4] = ["daemon", "cilium-cni", "crds", "bpf"];
 /// the Node's readiness.
 const UPLINK_PROGRAMS: [(TcAttachType, &str); 2] =
     [(TcAttachType::Ingress, "cil_from_netdev"), (TcAttachType::Egress, "cil_to_netdev")];
+
+/// The directory for the agent's temporary files inside the Node. The agent must not create its CNI settings below `/run`
+/// and then move them to their directory there: containerd ignores a file that has been moved from another directory.
+/// From another mount, the agent cannot move the file, so it creates the file in the directory of the settings.
+const AGENT_TEMPORARY: &str = "/var/lib/cilium-temporary";
+
+/// The same directory, relative to the Node's directory.
+const AGENT_TEMPORARY_OUTSIDE: &str = "lib/cilium-temporary";
 
 /// The time limit for the programs and routes of a Node. The compilation of the programs takes half a minute on two idle
 /// cores, and several times as long if the machine is busy.
@@ -85,7 +93,9 @@ impl Cilium {
         tools::copy_program(&self.folder.join("daemon"), &folder.join("cilium-agent"))?;
         // The agent reads the source of its programs from the directory `bpf` below `--lib-dir`.
         let library = folder.join("cilium");
-        fs::create_dir(&library).with_context(|| format!("create {}", library.display()))?;
+        for new in [&library, &directory.join(AGENT_TEMPORARY_OUTSIDE)] {
+            fs::create_dir(new).with_context(|| format!("create {}", new.display()))?;
+        }
         symlink(self.folder.join("bpf"), library.join("bpf")).context("link the source of Cilium's programs")?;
         Ok(inside)
     }
@@ -116,7 +126,7 @@ impl Cilium {
             .env("PATH", format!("{}:{search}", self.compiler.display()))
             .env("K8S_NODE_NAME", number.name())
             .env("CILIUM_K8S_NAMESPACE", "kube-system")
-            .env("TMPDIR", TEMPORARY);
+            .env("TMPDIR", AGENT_TEMPORARY);
         space.spawn(&format!("cilium-agent of {}", number.name()), command, &directory.join("log/cilium-agent.log"))
     }
 
