@@ -43,16 +43,17 @@ const FILES: [&str; 4] = ["daemon", "cilium-cni", "crds", "bpf"];
 const UPLINK_PROGRAMS: [(TcAttachType, &str); 2] =
     [(TcAttachType::Ingress, "cil_from_netdev"), (TcAttachType::Egress, "cil_to_netdev")];
 
-/// The directory for the agent's temporary files inside the Node. The agent must not create its CNI settings below `/run`
-/// and then move them to their directory there: containerd ignores a file that has been moved from another directory.
-/// From another mount, the agent cannot move the file, so it creates the file in the directory of the settings.
+/// The directory for the agent's temporary files inside the Node. The agent must not create its CNI settings below
+/// `/run` and then move them to their directory there, because containerd ignores a file that has been moved from
+/// another directory. The agent cannot move a file from another mount, so it creates the file in the directory of the
+/// settings.
 const AGENT_TEMPORARY: &str = "/var/lib/cilium-temporary";
 
 /// The same directory, relative to the Node's directory.
 const AGENT_TEMPORARY_OUTSIDE: &str = "lib/cilium-temporary";
 
-/// The time limit for the programs and routes of a Node. The compilation of the programs takes half a minute on two idle
-/// cores, and several times as long if the machine is busy.
+/// The time limit for the programs and routes of a Node. The compilation of the programs takes half a minute on two
+/// idle cores, and several times as long if the machine is busy.
 const LIMIT: Duration = Duration::from_mins(6);
 
 /// The API server account of Cilium.

@@ -107,8 +107,8 @@ impl Cni {
         self.is_calico() || matches!(self, Self::KubeRouter)
     }
 
-    /// Whether the CNI's own programs send the packets from the uplink to Pods, so that these packets bypass the FORWARD
-    /// rules of other software.
+    /// Whether the CNI's own programs send the packets from the uplink to Pods, so that these packets bypass the
+    /// FORWARD rules of other software.
     pub const fn bypasses_forward_rules(self) -> bool {
         matches!(self, Self::CiliumNative)
     }
@@ -150,8 +150,8 @@ pub(super) fn create_folder(directory: &Path) -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))
 }
 
-/// Links all CNI plug-ins of the machine into a new directory of the Node, to which a provider can add plug-ins. Returns
-/// the path of the directory, and its path inside the Node.
+/// Links all CNI plug-ins of the machine into a new directory of the Node, to which a provider can add plug-ins.
+/// Returns the path of the directory, and its path inside the Node.
 pub(super) fn link_plugins(directory: &Path, machines: &Path) -> Result<(PathBuf, PathBuf)> {
     let folder = directory.join(PLUGINS);
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests features of Cilium that no other network of the tests has: `CiliumNetworkPolicy`, and node ports of Services that
-//! Cilium's programs serve at the hooks of NPL's programs.
+//! Tests features of Cilium that no other network of the tests has: `CiliumNetworkPolicy`, and node ports of Services
+//! that Cilium's programs serve at the hooks of NPL's programs.
 
 use std::net::SocketAddr;
 

@@ -80,7 +80,7 @@ struct UpArguments {
     #[arg(long, default_value_t = 2)]
     nodes: u8,
 
-    /// The mode of kube-proxy, or `none` [default: `none` with Cilium, which replaces kube-proxy; otherwise `iptables`].
+    /// The mode of kube-proxy, or `none` [default: `none` with Cilium, which replaces kube-proxy, otherwise `iptables`]
     #[arg(long, value_enum)]
     kube_proxy: Option<KubeProxy>,
 
