@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -52,6 +52,25 @@ const AGENT_TEMPORARY: &str = "/var/lib/cilium-temporary";
 /// The same directory, relative to the Node's directory.
 const AGENT_TEMPORARY_OUTSIDE: &str = "lib/cilium-temporary";
 
+/// The directory of [`COMPILER`] inside the Node, relative to the root.
+const COMPILER_FOLDER: &str = "run/npl/compiler";
+
+/// Compiles one of the agent's programs with the compiler `$NPL_CLANG`, and stores the object in the directory
+/// `$TMPDIR`. The agent kills this script when the creation of a Pod takes longer than 90 s, which happens on a busy
+/// machine. The compilation then continues, and the script answers the agent's next attempt with the stored object.
+const COMPILER: &str = r#"#!/bin/sh
+case " $* " in *" -c "*) ;; *) exec "$NPL_CLANG" "$@" ;; esac
+key=$({ printf '%s\n' "$@"; "$NPL_CLANG" "$@" -E; } | sha256sum | cut -d ' ' -f 1)
+export object="$TMPDIR/$key"
+# The compilation must not write to the agent's pipe: the agent would wait for its end.
+setsid flock "$object.lock" sh -c '
+    [ -e "$object" ] || { "$NPL_CLANG" "$@" >"$object.new" && mv "$object.new" "$object"; }
+' sh "$@" </dev/null >/dev/null 2>"$object.errors" &
+wait
+[ -e "$object" ] || { cat "$object.errors" >&2; exit 1; }
+exec cat "$object"
+"#;
+
 /// The time limit for the programs and routes of a Node. The compilation of the programs takes half a minute on two
 /// idle cores, and several times as long if the machine is busy.
 const LIMIT: Duration = Duration::from_mins(6);
@@ -94,10 +113,12 @@ impl Cilium {
         tools::copy_program(&self.folder.join("daemon"), &folder.join("cilium-agent"))?;
         // The agent reads the source of its programs from the directory `bpf` below `--lib-dir`.
         let library = folder.join("cilium");
-        for new in [&library, &directory.join(AGENT_TEMPORARY_OUTSIDE)] {
+        let compiler = directory.join(COMPILER_FOLDER);
+        for new in [&library, &compiler, &directory.join(AGENT_TEMPORARY_OUTSIDE)] {
             fs::create_dir(new).with_context(|| format!("create {}", new.display()))?;
         }
         symlink(self.folder.join("bpf"), library.join("bpf")).context("link the source of Cilium's programs")?;
+        write_compiler(&compiler)?;
         Ok(inside)
     }
 
@@ -124,7 +145,8 @@ impl Cilium {
         command
             .args(FLAGS)
             .args(self.mode())
-            .env("PATH", format!("{}:{search}", self.compiler.display()))
+            .env("PATH", format!("/{COMPILER_FOLDER}:{search}"))
+            .env("NPL_CLANG", self.compiler.join("clang"))
             .env("K8S_NODE_NAME", number.name())
             .env("CILIUM_K8S_NAMESPACE", "kube-system")
             .env("TMPDIR", AGENT_TEMPORARY);
@@ -173,6 +195,15 @@ impl Cilium {
     }
 }
 
+/// Writes the program `clang` that the agent runs.
+fn write_compiler(folder: &Path) -> Result<PathBuf> {
+    let program = folder.join("clang");
+    fs::write(&program, COMPILER).with_context(|| format!("write {}", program.display()))?;
+    let executable = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(&program, executable).with_context(|| format!("make {} executable", program.display()))?;
+    Ok(program)
+}
+
 /// Whether a program with this name is attached to a hook of the Node's uplink by a TCX link.
 fn is_attached(netns: &Netns, hook: TcAttachType, name: &str) -> Result<bool> {
     let (_, programs) =
@@ -202,3 +233,41 @@ const FLAGS: [&str; 18] = [
     "--enable-health-checking=false",
     "--enable-endpoint-health-checking=false",
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A compiler that counts its runs, and whose run lasts until the test creates the object.
+    const FAKE: &str = r#"#!/bin/sh
+case "$*" in *-E*) echo source; exit ;; esac
+echo run >>"$TMPDIR/runs"
+until [ -e "$TMPDIR/made" ]; do sleep 0.01; done
+cat "$TMPDIR/made"
+"#;
+
+    #[test]
+    fn a_compilation_whose_caller_was_killed_answers_the_next_call() {
+        let folder = std::env::temp_dir().join(format!("npl-compiler-{}", std::process::id()));
+        let fake = folder.join("fake");
+        fs::create_dir_all(&folder).unwrap();
+        let program = write_compiler(&folder).unwrap();
+        fs::write(&fake, FAKE).unwrap();
+        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+        let compile = || {
+            let mut command = Command::new("sh");
+            command.arg(&program).args(["-c", "a.c", "-o", "-"]).env("NPL_CLANG", &fake).env("TMPDIR", &folder);
+            command
+        };
+
+        let mut killed = compile().spawn().unwrap();
+        let runs = || fs::read_to_string(folder.join("runs")).ok();
+        poll::until("the first run of the compiler", LIMIT, || runs().filter(|runs| runs == "run\n")).unwrap();
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        fs::write(folder.join("made"), "object").unwrap();
+        assert_eq!(tools::output(&mut compile()).unwrap(), "object");
+        assert_eq!(runs().unwrap(), "run\n", "the compiler must run once");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
