@@ -8,22 +8,27 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use axum::body::Bytes;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
-use crate::status::Status;
+use crate::status::{ClientRefusal, Interface, Status};
 
 /// The maximum number of bytes of unread answers and incomplete requests, over all clients. Bytes that several answers
-/// share count once. A single answer may be larger than the limit: then the limit is [`ANSWERS`] such answers.
+/// share count once. If the newest answer alone is larger, the limit is [`ANSWERS`] answers of its size.
 pub(crate) const LIMIT: usize = 24 * 1024 * 1024;
-/// The number of answers of any size that fit into the limit.
+/// The number of answers larger than [`LIMIT`] that are held at the same time.
 const ANSWERS: usize = 4;
-/// The receive window of an HTTP/2 connection in bytes, which the client can fill while the feed waits for the client.
-/// The smallest value that HTTP/2 permits.
+/// The receive window of an HTTP/2 connection in bytes, the smallest value that HTTP/2 permits. While an xDS stream
+/// waits for its client to read, the client can fill the window.
 pub(crate) const WINDOW: u32 = 65_535;
+/// The memory in bytes that each part of an answer takes besides its content.
+const PART: usize = 128;
 
 /// The memory that is occupied for clients. Clones share the same limit.
 #[derive(Clone, Default)]
@@ -47,21 +52,19 @@ struct Table {
 }
 
 struct Entry {
-    connection: u64,
-    closed: Arc<Notify>,
+    connection: Connection,
+    since: Instant,
     contents: Vec<Content>,
 }
 
 /// A piece of memory that one or more holds keep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Content {
     /// The bytes at this address, which answers may share. A hold keeps the bytes, so no other bytes can have the
     /// address.
     Shared(usize),
-    /// The incomplete request of the hold with this number.
-    Request(u64),
-    /// The receive window of the connection with this number.
-    Window(u64),
+    /// The memory that belongs to the hold with this number alone.
+    Own(u64),
 }
 
 struct Size {
@@ -74,10 +77,11 @@ impl HeldMemory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a new connection of a client to the interface with this name.
-    pub(crate) fn connect(&self, interface: &'static str, status: Arc<Status>) -> Connection {
+    /// Registers a new connection of a client to an interface.
+    pub(crate) fn connect(&self, interface: Interface, status: Arc<Status>) -> Connection {
         let number = self.table().number();
-        Connection { memory: self.clone(), number, closed: Arc::default(), interface, status }
+        let shared = Shared { number, interface, status, closed: Notify::new(), streams: AtomicUsize::new(0) };
+        Connection { memory: self.clone(), shared: Arc::new(shared) }
     }
 
     /// Returns the number of bytes that are currently occupied.
@@ -93,20 +97,19 @@ impl Table {
         self.next
     }
 
-    fn add(&mut self, hold: u64, content: Content, length: usize) {
-        let Some(entry) = self.holds.get_mut(&hold) else { return };
-        if entry.contents.contains(&content) {
-            return;
+    fn insert(&mut self, hold: u64, connection: &Connection, contents: BTreeMap<Content, usize>) {
+        for (content, length) in &contents {
+            let size = self.contents.entry(*content).or_insert(Size { length: 0, holds: 0 });
+            size.holds += 1;
+            self.bytes = self.bytes.saturating_add(*length).saturating_sub(size.length);
+            size.length = *length;
         }
-        entry.contents.push(content);
-        let size = self.contents.entry(content).or_insert(Size { length: 0, holds: 0 });
-        size.holds += 1;
-        self.bytes = self.bytes.saturating_add(length).saturating_sub(size.length);
-        size.length = length;
+        let contents = contents.into_keys().collect();
+        self.holds.insert(hold, Entry { connection: connection.clone(), since: Instant::now(), contents });
     }
 
-    fn remove(&mut self, hold: u64) -> Option<Entry> {
-        let entry = self.holds.remove(&hold)?;
+    fn remove(&mut self, hold: u64) {
+        let Some(entry) = self.holds.remove(&hold) else { return };
         for content in &entry.contents {
             let Some(size) = self.contents.get_mut(content) else { continue };
             size.holds -= 1;
@@ -115,28 +118,48 @@ impl Table {
                 self.contents.remove(content);
             }
         }
-        Some(entry)
     }
 
-    /// Closes the connections with the oldest holds until all remaining bytes are within the limit. `newest` is the
-    /// length of the answer or request that was just added. Returns the number of closed connections.
-    fn enforce(&mut self, newest: usize) -> usize {
-        let limit = LIMIT.max(newest.saturating_mul(ANSWERS));
-        let mut closed = 0;
-        while self.bytes > limit
-            && self.holds.len() > 1
-            && let Some(oldest) = self.holds.first_entry()
-        {
-            let connection = oldest.get().connection;
-            oldest.get().closed.notify_one();
-            closed += 1;
-            let of_connection = |(hold, entry): (&u64, &Entry)| (entry.connection == connection).then_some(*hold);
-            let holds: Vec<u64> = self.holds.iter().filter_map(of_connection).collect();
+    /// If the limit is exceeded, closes connections until the remaining bytes leave an eighth of the limit free, so that
+    /// few answers and requests exceed the limit. `newest` is the length of the answer or request that was just added.
+    fn enforce(&mut self, newest: usize) {
+        let limit = if newest > LIMIT { newest.saturating_mul(ANSWERS) } else { LIMIT };
+        if self.bytes <= limit {
+            return;
+        }
+        for (_, holds) in self.ranking() {
+            if self.bytes <= limit - limit / 8 || self.holds.len() == 1 {
+                return;
+            }
+            if let Some(entry) = holds.first().and_then(|hold| self.holds.get(hold)) {
+                entry.connection.close();
+            }
             for hold in holds {
                 self.remove(hold);
             }
         }
-        closed
+    }
+
+    /// Returns the holds of each connection, in the order in which connections are closed: first the connection with the
+    /// largest product of the bytes that no other hold shares and the square of the time for which it has held them. So
+    /// clients that read soon are not closed because of clients that do not, and clients with a small answer not because
+    /// of clients with large ones. Of equal connections, the one with the oldest hold is first.
+    fn ranking(&self) -> Vec<(u128, Vec<u64>)> {
+        let now = Instant::now();
+        let mut by_connection: HashMap<u64, (u128, Vec<u64>)> = HashMap::new();
+        for (hold, entry) in &self.holds {
+            let sizes = entry.contents.iter().filter_map(|content| self.contents.get(content));
+            let bytes: usize = sizes.filter(|size| size.holds == 1).map(|size| size.length).sum();
+            let time = now.saturating_duration_since(entry.since).as_millis();
+            let (held, holds) = by_connection.entry(entry.connection.shared.number).or_default();
+            *held = held.saturating_add(time.saturating_mul(time).saturating_mul(bytes as u128));
+            holds.push(*hold);
+        }
+        let mut ranking: Vec<(u128, Vec<u64>)> = by_connection.into_values().collect();
+        ranking.sort_by(|(held, holds), (other_held, other_holds)| {
+            other_held.cmp(held).then_with(|| holds.first().cmp(&other_holds.first()))
+        });
+        ranking
     }
 }
 
@@ -144,105 +167,141 @@ impl Table {
 #[derive(Clone)]
 pub(crate) struct Connection {
     memory: HeldMemory,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
     number: u64,
-    closed: Arc<Notify>,
-    interface: &'static str,
+    interface: Interface,
     status: Arc<Status>,
+    closed: Notify,
+    /// The number of open xDS streams.
+    streams: AtomicUsize,
 }
 
 impl Connection {
     /// Waits until the connection must be closed, because the client keeps memory occupied that others need.
     pub(crate) async fn closed(&self) {
-        self.closed.notified().await;
+        self.shared.closed.notified().await;
+    }
+
+    fn close(&self) {
+        self.shared.closed.notify_one();
+        self.shared.status.count_refused(self.shared.interface.as_str(), ClientRefusal::Memory);
+    }
+
+    /// Adds a stream, until the returned value is dropped.
+    pub(crate) fn stream(&self) -> Stream {
+        self.shared.streams.fetch_add(1, Ordering::Relaxed);
+        Stream(self.clone())
+    }
+
+    /// Returns whether the connection has an open stream.
+    pub(crate) fn has_streams(&self) -> bool {
+        self.shared.streams.load(Ordering::Relaxed) > 0
     }
 
     /// Registers an answer until the client has read it. Returns the parts of the answer; the answer counts as read when
     /// all returned parts are dropped.
-    pub(crate) fn answer(&self, parts: Vec<Bytes>) -> Vec<Bytes> {
-        let length = parts.iter().map(Bytes::len).sum();
-        let contents = parts.iter().filter(|part| !part.is_empty());
-        let contents = contents.map(|part| (Content::Shared(part.as_ptr().addr()), part.len()));
-        let hold = Arc::new(self.hold(contents, length));
-        let read = |bytes| Bytes::from_owner(Unread { bytes, _hold: Arc::clone(&hold) });
+    pub(crate) fn answer(&self, parts: Vec<Part>) -> Vec<Bytes> {
+        let mut contents = BTreeMap::new();
+        let mut own = 0;
+        for part in &parts {
+            match part {
+                Part::Own(bytes) => own += bytes.len() + PART,
+                Part::Shared(bytes) => {
+                    own += PART;
+                    contents.insert(Content::Shared(bytes.as_ptr().addr()), bytes.len());
+                }
+            }
+        }
+        let hold = Arc::new(self.hold(contents, own));
+        let read = |part| match part {
+            Part::Own(bytes) | Part::Shared(bytes) => Bytes::from_owner(Unread { bytes, _hold: Arc::clone(&hold) }),
+        };
         parts.into_iter().map(read).collect()
     }
 
-    /// Returns the counter of a stream's incomplete request.
-    pub(crate) fn requests(&self) -> Requests {
-        Requests { connection: self.clone(), incomplete: Mutex::default() }
+    /// Registers the receive window of a connection whose client the feed waits for, until the returned value is
+    /// dropped.
+    pub(crate) fn window(&self) -> Hold {
+        self.hold(BTreeMap::new(), WINDOW as usize)
     }
 
-    fn hold(&self, contents: impl IntoIterator<Item = (Content, usize)>, length: usize) -> Hold {
+    /// Returns the memory of the requests that arrive on a new stream.
+    pub(crate) fn incomplete_request(&self) -> IncompleteRequest {
+        IncompleteRequest { connection: self.clone(), hold: None }
+    }
+
+    fn hold(&self, mut contents: BTreeMap<Content, usize>, own: usize) -> Hold {
+        let length = contents.values().sum::<usize>() + own;
         let mut table = self.memory.table();
         let number = table.number();
-        let entry = Entry { connection: self.number, closed: Arc::clone(&self.closed), contents: Vec::new() };
-        table.holds.insert(number, entry);
-        for (content, length) in contents {
-            table.add(number, content, length);
-        }
-        if length > 0 {
-            table.add(number, Content::Window(self.number), WINDOW as usize);
-        }
-        let closed = table.enforce(length);
+        contents.insert(Content::Own(number), own);
+        table.insert(number, self, contents);
+        table.enforce(length);
         drop(table);
-        self.count(closed);
-        Hold { connection: self.clone(), number }
-    }
-
-    fn count(&self, closed: usize) {
-        for _ in 0..closed {
-            self.status.count_refused(self.interface);
-        }
+        Hold { memory: self.memory.clone(), number }
     }
 }
 
-/// The requests that arrive on one stream. The bytes of an incomplete request occupy memory until the request is
-/// complete.
-pub(crate) struct Requests {
+/// An open stream of a connection.
+pub(crate) struct Stream(Connection);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.shared.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A part of an answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Part {
+    /// Bytes of this answer alone.
+    Own(Bytes),
+    /// Bytes that other answers may share.
+    Shared(Bytes),
+}
+
+/// The memory of the request that arrives on a stream, until the request is complete.
+pub(crate) struct IncompleteRequest {
     connection: Connection,
-    /// The number of bytes of the incomplete request that have arrived, and their hold; `None` between two requests.
-    incomplete: Mutex<Option<(usize, Hold)>>,
+    hold: Option<Hold>,
 }
 
-impl Requests {
-    /// Records the arrival of further bytes.
-    pub(crate) fn arrived(&self, bytes: usize) {
-        let mut incomplete = self.incomplete.lock().unwrap_or_else(PoisonError::into_inner);
-        let (length, hold) = incomplete.get_or_insert_with(|| (0, self.connection.hold([], 0)));
-        *length += bytes;
-        hold.resize(*length);
-    }
-
-    /// Records that the request is complete.
-    pub(crate) fn complete(&self) {
-        self.incomplete.lock().unwrap_or_else(PoisonError::into_inner).take();
+impl IncompleteRequest {
+    /// Sets the number of bytes of the incomplete request; 0 between two requests.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        match &self.hold {
+            _ if bytes == 0 => self.hold = None,
+            Some(hold) => hold.resize(bytes),
+            None => self.hold = Some(self.connection.hold(BTreeMap::new(), bytes)),
+        }
     }
 }
 
 /// Memory that is occupied for a client until this value is dropped.
-struct Hold {
-    connection: Connection,
+pub(crate) struct Hold {
+    memory: HeldMemory,
     number: u64,
 }
 
 impl Hold {
-    /// Sets the length of an incomplete request.
     fn resize(&self, length: usize) {
-        let mut table = self.connection.memory.table();
-        let content = Content::Request(self.number);
-        match table.contents.get_mut(&content).map(|size| mem::replace(&mut size.length, length)) {
-            Some(before) => table.bytes = table.bytes.saturating_add(length).saturating_sub(before),
-            None => table.add(self.number, content, length),
+        let mut table = self.memory.table();
+        // The content is absent if the connection has been closed.
+        if let Some(before) =
+            table.contents.get_mut(&Content::Own(self.number)).map(|size| mem::replace(&mut size.length, length))
+        {
+            table.bytes = table.bytes.saturating_add(length).saturating_sub(before);
+            table.enforce(length);
         }
-        let closed = table.enforce(length);
-        drop(table);
-        self.connection.count(closed);
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.connection.memory.table().remove(self.number);
+        self.memory.table().remove(self.number);
     }
 }
 
@@ -260,38 +319,45 @@ impl AsRef<[u8]> for Unread {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::FutureExt as _;
+    use tokio::time::advance;
 
     use super::*;
 
     const MIB: usize = 1024 * 1024;
 
     fn connect(memory: &HeldMemory) -> Connection {
-        memory.connect("http", Arc::default())
+        memory.connect(Interface::Http, Arc::default())
     }
 
     fn is_closed(connection: &Connection) -> bool {
         connection.closed().now_or_never().is_some()
     }
 
-    fn content(length: usize) -> Bytes {
-        vec![0; length].into()
+    fn own(length: usize) -> Part {
+        Part::Own(vec![0; length].into())
+    }
+
+    fn shared(length: usize) -> Part {
+        Part::Shared(vec![0; length].into())
     }
 
     #[test]
     fn shared_bytes_count_once_until_the_last_client_has_read_them() {
         let memory = HeldMemory::default();
         let [one, other] = [connect(&memory), connect(&memory)];
-        let shared = content(MIB);
-        let first = one.answer(vec![content(10), shared.clone()]);
+        let shared = shared(MIB);
+        let first = one.answer(vec![own(10), shared.clone()]);
         let second = other.answer(vec![shared.clone(), shared]);
-        assert_eq!(memory.bytes(), MIB + 10 + 2 * WINDOW as usize);
+        assert_eq!(memory.bytes(), MIB + 10 + 4 * PART);
         // Slices of a part, such as those that HTTP/2 has not sent yet, keep the answer.
         let slice = first[1].slice(5..6);
         drop(first);
-        assert_eq!(memory.bytes(), MIB + 10 + 2 * WINDOW as usize);
+        assert_eq!(memory.bytes(), MIB + 10 + 4 * PART);
         drop(slice);
-        assert_eq!(memory.bytes(), MIB + WINDOW as usize);
+        assert_eq!(memory.bytes(), MIB + 2 * PART);
         drop(second);
         assert_eq!(memory.bytes(), 0);
         assert!(!is_closed(&one) && !is_closed(&other));
@@ -303,40 +369,61 @@ mod tests {
         let connections: Vec<Connection> = (0..100).map(|_| connect(&memory)).collect();
         let mut answers = Vec::new();
         for connection in &connections {
-            answers.push(connection.answer(vec![content(MIB)]));
-            answers.push(connection.answer(vec![content(MIB)]));
+            answers.push(connection.answer(vec![own(2 * MIB)]));
             assert!(memory.bytes() <= LIMIT, "{}", memory.bytes());
         }
         let closed: Vec<bool> = connections.iter().map(is_closed).collect();
         let open = closed.iter().filter(|closed| !**closed).count();
         assert!((10..=12).contains(&open), "{open}");
         assert!(closed[..100 - open].iter().all(|closed| *closed), "the oldest connections are closed: {closed:?}");
-        let counted = connections[0].status.encode().unwrap();
-        assert!(!counted.contains("refused_connections_total{"), "the newest connection counts what it displaces");
-        let newest = connections[99].status.encode().unwrap();
-        assert!(newest.contains("npl_feed_refused_connections_total{interface=\"http\"} 1\n"), "{newest}");
         drop(answers);
         assert_eq!(memory.bytes(), 0);
     }
 
-    #[test]
-    fn clients_of_the_same_version_are_not_closed() {
+    /// A hostile client can always have the newest answers. Its own earlier answers are closed for them, because they
+    /// are larger than those of clients that read slowly.
+    #[tokio::test(start_paused = true)]
+    async fn a_client_with_large_answers_does_not_displace_clients_with_small_ones() {
         let memory = HeldMemory::default();
-        let shared = content(4 * MIB);
-        let connections: Vec<Connection> = (0..100).map(|_| connect(&memory)).collect();
-        let answers: Vec<_> = connections.iter().map(|connection| connection.answer(vec![shared.clone()])).collect();
-        assert!(!connections.iter().any(is_closed));
-        drop(answers);
+        let status = Arc::<Status>::default();
+        let version = shared(2 * MIB);
+        let balancers: Vec<Connection> = (0..1000).map(|_| connect(&memory)).collect();
+        let unread: Vec<_> = balancers.iter().map(|it| it.answer(vec![own(1000), version.clone()])).collect();
+        let mut hostile = Vec::new();
+        for _ in 0..20 {
+            advance(Duration::from_millis(100)).await;
+            let client = memory.connect(Interface::Xds, Arc::clone(&status));
+            hostile.push(client.answer(vec![own(10 * MIB)]));
+            assert!(!is_closed(&client) && memory.bytes() <= LIMIT);
+        }
+        assert!(!balancers.iter().any(is_closed));
+        let counted = "npl_feed_refused_connections_total{interface=\"xds\",reason=\"memory\"} 18\n";
+        assert!(status.encode().unwrap().contains(counted), "{}", status.encode().unwrap());
+        drop((unread, hostile));
+        assert_eq!(memory.bytes(), 0);
+    }
+
+    /// Many clients that keep little memory each must not prevent a large answer to a client that reads.
+    #[tokio::test(start_paused = true)]
+    async fn many_small_unread_answers_do_not_displace_a_large_new_one() {
+        let memory = HeldMemory::default();
+        let hostile: Vec<Connection> = (0..1000).map(|_| connect(&memory)).collect();
+        let unread: Vec<_> = hostile.iter().map(|it| it.answer(vec![own(LIMIT / 1001)])).collect();
+        advance(Duration::from_secs(1)).await;
+        let balancer = connect(&memory);
+        let answer = balancer.answer(vec![own(10 * MIB)]);
+        assert!(!is_closed(&balancer) && memory.bytes() <= LIMIT);
+        assert!(hostile.iter().filter(|client| is_closed(client)).count() > 400);
+        drop((unread, answer));
     }
 
     #[test]
     fn answers_larger_than_the_limit_are_served() {
         let memory = HeldMemory::default();
         let connections: Vec<Connection> = (0..5).map(|_| connect(&memory)).collect();
-        let answers: Vec<_> =
-            connections.iter().map(|connection| connection.answer(vec![content(2 * LIMIT)])).collect();
+        let answers: Vec<_> = connections.iter().map(|connection| connection.answer(vec![shared(2 * LIMIT)])).collect();
         let closed: Vec<bool> = connections.iter().map(is_closed).collect();
-        assert_eq!(closed, [true, true, false, false, false], "the windows of the connections count too");
+        assert_eq!(closed, [true, true, false, false, false]);
         drop(answers);
     }
 
@@ -344,22 +431,30 @@ mod tests {
     fn requests_that_do_not_end_are_displaced_by_newer_ones() {
         let memory = HeldMemory::default();
         let connections: Vec<Connection> = (0..20).map(|_| connect(&memory)).collect();
-        let requests: Vec<Requests> = connections.iter().map(Connection::requests).collect();
-        for request in &requests {
-            for _ in 0..4 {
-                request.arrived(MIB);
+        let mut requests: Vec<IncompleteRequest> = connections.iter().map(Connection::incomplete_request).collect();
+        for request in &mut requests {
+            for length in 1..5 {
+                request.set(length * MIB);
                 assert!(memory.bytes() <= LIMIT);
             }
         }
         let closed: Vec<bool> = connections.iter().map(is_closed).collect();
         assert!(closed[..14].iter().all(|closed| *closed) && !closed[14..].contains(&true), "{closed:?}");
-        requests[19].complete();
+        requests[19].set(0);
         assert_eq!(memory.bytes(), 5 * 4 * MIB);
-        let idle = connections[19].requests();
-        idle.arrived(1);
-        idle.complete();
-        assert!(!is_closed(&connections[19]), "a stream without an incomplete request occupies no memory");
+        requests[0].set(MIB);
+        requests[0].set(2 * MIB);
+        assert_eq!(memory.bytes(), 5 * 4 * MIB, "a closed connection occupies no memory");
         drop(requests);
         assert_eq!(memory.bytes(), 0);
+    }
+
+    #[test]
+    fn a_connection_has_streams_until_the_last_one_ends() {
+        let connection = connect(&HeldMemory::default());
+        let streams = [connection.stream(), connection.stream()];
+        assert!(connection.has_streams());
+        drop(streams);
+        assert!(!connection.has_streams());
     }
 }

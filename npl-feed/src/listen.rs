@@ -19,12 +19,15 @@ use hyper_util::{
 use ipnet::IpNet;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
     task::AbortHandle,
     time::{sleep, timeout},
 };
-use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{ServerConfig, ServerConnection},
+};
 use tower::Layer as _;
 use tracing::{debug, info, warn};
 
@@ -32,12 +35,13 @@ use crate::{
     access,
     held::{Connection, HeldMemory, WINDOW},
     stall::StallLimit,
-    status::Status,
+    status::{ClientRefusal, Interface, Status},
 };
 
 /// The maximum number of connections from admitted clients to the HTTP interface, and to the xDS interface. A further
-/// connection to the xDS interface is closed immediately, so that it ends no stream. A further connection to the HTTP
-/// interface closes the oldest one, so that waiting clients do not prevent the kubelet's probes.
+/// connection to the HTTP interface closes the oldest one, so that waiting clients do not prevent the kubelet's probes.
+/// A further connection to the xDS interface closes the oldest one without a stream; if all have streams, the further
+/// connection is closed, so that open streams continue.
 pub const MOST_CONNECTIONS: usize = 1024;
 /// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
 /// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
@@ -50,13 +54,25 @@ const PROBE: Duration = Duration::from_secs(5);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The interval of HTTP/2 keepalive pings. The feed closes the connection of a client that does not answer the pings.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// The maximum number of concurrent streams of one HTTP/2 connection. The feed resets further streams. Load balancers
-/// and gRPC clients use one stream, and HTTP clients one stream for each long poll.
+/// The maximum number of concurrent streams of one HTTP/2 connection to the HTTP interface. The feed resets further
+/// streams. HTTP clients use one stream for each long poll.
 const MOST_STREAMS: u32 = 16;
+/// The same number for the xDS interface. Load balancers and gRPC clients use one stream.
+const MOST_XDS_STREAMS: u32 = 4;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
-/// The size of the buffer for the header of an HTTP/1.1 request in bytes.
-const HEADER_BUFFER: usize = 32 * 1024;
+/// The maximum size of the headers of an HTTP/2 request in bytes.
+const LONGEST_HEADERS: u32 = 8 * 1024;
+/// The size of the buffer for the headers of an HTTP/1.1 request in bytes.
+const HEADER_BUFFER: usize = 16 * 1024;
+/// The maximum size of a connection's buffer for encrypted data in bytes.
+const TLS_BUFFER: usize = 16 * 1024;
+/// The sizes of the kernel's buffers for a connection in bytes. The kernel's memory for connections counts as memory of
+/// the feed's container. The kernel doubles these values for its own data.
+const KERNEL_SEND_BUFFER: u32 = 128 * 1024;
+const KERNEL_RECEIVE_BUFFER: u32 = 64 * 1024;
+/// The number of connections that the kernel queues until the feed accepts them.
+const BACKLOG: u32 = 1024;
 /// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -85,23 +101,22 @@ pub async fn bind_with<T>(
     }
 }
 
-/// An interface that clients reach by HTTP/1.1 and HTTP/2.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interface {
-    /// Members, probes and metrics.
-    Http,
-    /// xDS.
-    Xds,
+/// Returns the maximum number of concurrent streams of one HTTP/2 connection.
+const fn most_streams(interface: Interface) -> u32 {
+    match interface {
+        Interface::Http => MOST_STREAMS,
+        Interface::Xds => MOST_XDS_STREAMS,
+    }
 }
 
-impl Interface {
-    /// Returns the name of the interface in metrics and log lines.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Http => "http",
-            Self::Xds => "xds",
-        }
-    }
+/// Opens a listening socket, whose connections have small buffers.
+fn open_socket(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_send_buffer_size(KERNEL_SEND_BUFFER)?;
+    socket.set_recv_buffer_size(KERNEL_RECEIVE_BUFFER)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// A listening TCP socket of one of the feed's interfaces.
@@ -121,7 +136,7 @@ impl Listener {
     /// # Errors
     ///
     /// Returns an error if the address is in use or not configured on this machine.
-    pub async fn bind(
+    pub fn bind(
         address: SocketAddr,
         interface: Interface,
         allowed: Arc<[IpNet]>,
@@ -129,7 +144,7 @@ impl Listener {
         status: Arc<Status>,
         memory: HeldMemory,
     ) -> io::Result<Self> {
-        Ok(Self { socket: TcpListener::bind(address).await?, interface, allowed, tls, status, memory })
+        Ok(Self { socket: open_socket(address)?, interface, allowed, tls, status, memory })
     }
 
     /// Returns the address to which the socket is bound.
@@ -157,89 +172,131 @@ impl Listener {
                     continue;
                 }
             };
-            if access::admits(&self.allowed, peer.ip()) {
-                if self.interface == Interface::Http || open.has_room() {
-                    let has_closed_one = open.spawn(self.connection(stream, router.clone()));
-                    if !has_closed_one {
-                        continue;
-                    }
+            let refusal = if access::admits(&self.allowed, peer.ip()) {
+                let has_room = open.has_room();
+                if has_room || self.makes_room(&mut open) {
+                    let client = self.memory.connect(self.interface, Arc::clone(&self.status));
+                    open.spawn(client.clone(), self.connection(stream, client, router.clone()));
                 }
+                (!has_room).then_some(ClientRefusal::Connections)
             } else if let Some(probes) = &probes {
-                open_probes.spawn(timeout(PROBE, self.connection(stream, probes.clone())));
-                continue;
+                let client = self.memory.connect(self.interface, Arc::clone(&self.status));
+                open_probes.spawn((), timeout(PROBE, self.connection(stream, client, probes.clone())));
+                None
+            } else {
+                Some(ClientRefusal::Allow)
+            };
+            if let Some(refusal) = refusal {
+                self.status.count_refused(self.interface.as_str(), refusal);
+                debug!(
+                    interface = self.interface.as_str(), %peer,
+                    "a connection was closed: too many are open, or --allow excludes the peer"
+                );
             }
-            self.status.count_refused(self.interface.as_str());
-            debug!(interface = self.interface.as_str(), %peer, "a connection was refused, or the oldest one was closed");
+        }
+    }
+
+    /// Closes a connection for a new one. Returns whether there is such a connection: of the xDS interface, only a
+    /// connection without streams.
+    fn makes_room(&self, open: &mut NewestConnections<Connection>) -> bool {
+        match self.interface {
+            Interface::Http => open.close_oldest_of(|_any| true),
+            Interface::Xds => open.close_oldest_of(|client| !client.has_streams()),
         }
     }
 
     /// Serves a connection until the client closes it, or until its memory is needed for other clients.
-    fn connection(&self, stream: TcpStream, router: Router) -> impl Future<Output = ()> + Send + use<> {
+    fn connection(
+        &self,
+        stream: TcpStream,
+        client: Connection,
+        router: Router,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
-        let client = self.memory.connect(self.interface.as_str(), Arc::clone(&self.status));
+        let most_streams = most_streams(self.interface);
         async move {
             tokio::select! {
-                () = client.closed() => debug!("a connection was closed: its client has not read its answers"),
-                () = connection(stream, tls, router, client.clone()) => {}
+                () = client.closed() => {
+                    debug!("connection closed to free memory: an answer stayed unread or a request incomplete");
+                }
+                () = connection(stream, tls, router, client.clone(), most_streams) => {}
             }
         }
     }
 }
 
-/// The tasks of connections, the oldest first. If a new task exceeds the limit, the oldest task is aborted.
-pub(crate) struct NewestConnections {
+/// The tasks of connections with a value each, the oldest first. If a new task exceeds the limit, the oldest task is
+/// aborted.
+pub(crate) struct NewestConnections<T> {
     limit: usize,
-    tasks: VecDeque<AbortHandle>,
+    tasks: VecDeque<(AbortHandle, T)>,
 }
 
-impl NewestConnections {
+impl<T> NewestConnections<T> {
     pub(crate) const fn new(limit: usize) -> Self {
         Self { limit, tasks: VecDeque::new() }
     }
 
-    /// Returns whether a further task can start without the end of another.
+    /// Returns whether a further task can start without aborting a running task.
     fn has_room(&mut self) -> bool {
-        self.tasks.retain(|task| !task.is_finished());
+        self.tasks.retain(|(task, _)| !task.is_finished());
         self.tasks.len() < self.limit
     }
 
     /// Starts the task of a connection. If the number of running tasks has reached the limit, first aborts the oldest
     /// task. Returns whether a task was aborted.
-    pub(crate) fn spawn<T: Send + 'static>(&mut self, connection: impl Future<Output = T> + Send + 'static) -> bool {
-        let is_full = !self.has_room();
-        if is_full {
-            self.close_oldest();
-        }
-        self.tasks.push_back(tokio::spawn(connection).abort_handle());
+    pub(crate) fn spawn<R: Send + 'static>(
+        &mut self,
+        value: T,
+        connection: impl Future<Output = R> + Send + 'static,
+    ) -> bool {
+        let is_full = !self.has_room() && self.close_oldest_of(|_any| true);
+        self.tasks.push_back((tokio::spawn(connection).abort_handle(), value));
         is_full
     }
 
-    /// Aborts the oldest task that is not finished.
-    pub(crate) fn close_oldest(&mut self) {
-        self.tasks.retain(|task| !task.is_finished());
-        if let Some(oldest) = self.tasks.pop_front() {
-            oldest.abort();
-        }
+    /// Aborts the oldest task that is not finished and whose value meets the condition. Returns whether there was one.
+    pub(crate) fn close_oldest_of(&mut self, condition: impl Fn(&T) -> bool) -> bool {
+        self.tasks.retain(|(task, _)| !task.is_finished());
+        let oldest = self.tasks.iter().position(|(_, value)| condition(value));
+        let Some((task, _)) = oldest.and_then(|position| self.tasks.remove(position)) else { return false };
+        task.abort();
+        true
     }
 }
 
-async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router, client: Connection) {
+async fn connection(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    client: Connection,
+    most_streams: u32,
+) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
     let stream = StallLimit::new(stream);
     match tls {
-        None => requests(stream, router, client).await,
-        Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
-            Ok(Ok(stream)) => requests(stream, router, client).await,
+        None => requests(stream, router, client, most_streams).await,
+        Some(tls) => match timeout(HANDSHAKE, tls.accept_with(stream, limit_tls_buffer)).await {
+            Ok(Ok(stream)) => requests(stream, router, client, most_streams).await,
             Ok(Err(error)) => debug!(%error, "a TLS handshake failed"),
             Err(_late) => debug!("a TLS handshake took too long"),
         },
     }
 }
 
+fn limit_tls_buffer(connection: &mut ServerConnection) {
+    connection.set_buffer_limit(Some(TLS_BUFFER));
+}
+
 /// Serves the requests of a connection. Each request has the [`Connection`] as an extension.
-async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, client: Connection) {
+async fn requests(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    client: Connection,
+    most_streams: u32,
+) {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE).max_buf_size(HEADER_BUFFER);
     builder
@@ -249,7 +306,8 @@ async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
         .keep_alive_timeout(HANDSHAKE)
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW)
-        .max_concurrent_streams(MOST_STREAMS)
+        .max_header_list_size(LONGEST_HEADERS)
+        .max_concurrent_streams(most_streams)
         .max_send_buf_size(SEND_BUFFER);
     let service = TowerToHyperService::new(Extension(client).layer(router));
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {

@@ -35,23 +35,19 @@ const NAME: &str = "web.default:http";
 /// The number of names to which all xDS streams of a test may subscribe.
 const MOST_NAMES: usize = 1000;
 
-async fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
+fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
     let (address, status, memory) = ("127.0.0.1:0".parse().unwrap(), Arc::clone(status), HeldMemory::default());
-    Listener::bind(address, interface, allowed, None, status, memory).await.unwrap()
+    Listener::bind(address, interface, allowed, None, status, memory).unwrap()
 }
 
-async fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
-    listening_at(Interface::Http, router, allowed).await
+fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
+    listening_at(Interface::Http, router, allowed)
 }
 
-async fn listening_at(
-    interface: Interface,
-    router: Router,
-    allowed: &[&str],
-) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
+fn listening_at(interface: Interface, router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
     let status = Arc::new(Status::default());
     let allowed: Vec<IpNet> = allowed.iter().map(|range| range.parse().unwrap()).collect();
-    let listener = listener(interface, allowed.into(), &status).await;
+    let listener = listener(interface, allowed.into(), &status);
     (listener.address().unwrap(), status, tokio::spawn(listener.serve(router, None)))
 }
 
@@ -100,9 +96,12 @@ async fn an_address_in_use_is_not_replaced_by_another() {
 async fn only_allowed_clients_are_answered() {
     let router = || Router::new().route("/", routing::get(|| async { "here" }));
     for (allowed, is_answered) in [(&[][..], true), (&["127.0.0.0/8"], true), (&["192.0.2.0/24", "::1/128"], false)] {
-        let (address, status, task) = listening(router(), allowed).await;
+        let (address, status, task) = listening(router(), allowed);
         assert_eq!(get_root(address).await.ends_with("here"), is_answered, "{allowed:?}");
-        let refused = status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"http\"} 1\n");
+        let refused = status
+            .encode()
+            .unwrap()
+            .contains("npl_feed_refused_connections_total{interface=\"http\",reason=\"allow\"} 1\n");
         assert_eq!(refused, !is_answered);
         task.abort();
     }
@@ -116,7 +115,7 @@ async fn other_clients_get_the_probes_and_no_details() {
     let status = Arc::new(Status::default());
     status.record_failure(WatchedResource::Pods, FailureKind::Unreachable, "");
     let allowed = ["192.0.2.0/24".parse().unwrap()].into();
-    let listener = listener(Interface::Http, allowed, &status).await;
+    let listener = listener(Interface::Http, allowed, &status);
     let address = listener.address().unwrap();
     let router = http::router(published.clone(), Arc::clone(&status), http::Interfaces::default(), None);
     let task = tokio::spawn(listener.serve(router, Some(http::probes(published, Arc::clone(&status)))));
@@ -133,7 +132,7 @@ async fn other_clients_get_the_probes_and_no_details() {
     for path in ["/v1/members", "/metrics", "/openapi.json", "/"] {
         assert_eq!(code(path).await, "403", "{path}");
     }
-    let counted = "npl_feed_refused_connections_total{interface=\"http\"} 4\n";
+    let counted = "npl_feed_refused_connections_total{interface=\"http\",reason=\"allow\"} 4\n";
     assert!(status.encode().unwrap().contains(counted));
     let mut open = Vec::new();
     for _ in 0..2 * MOST_PROBES {
@@ -146,23 +145,47 @@ async fn other_clients_get_the_probes_and_no_details() {
     task.abort();
 }
 
+/// Connections without a stream do not prevent a client of xDS from connecting, and no new connection ends a stream.
 #[tokio::test]
-async fn connections_to_xds_above_the_limit_are_closed_and_a_free_place_is_used_again() {
-    let router = Router::new().route("/", routing::get(|| async { "here" }));
-    let (address, status, task) = listening_at(Interface::Xds, router, &[]).await;
+async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
+    let open_stream = async |Extension(client): Extension<Connection>| {
+        let _stream = client.stream();
+        std::future::pending::<()>().await;
+    };
+    let router =
+        Router::new().route("/", routing::get(|| async { "here" })).route("/stream", routing::get(open_stream));
+    let (address, status, task) = listening_at(Interface::Xds, router, &[]);
+    let connect = async || TcpStream::connect(address).await.unwrap();
+    let mut idle = connect().await;
     let mut open = Vec::new();
-    for _ in 0..MOST_CONNECTIONS {
-        open.push(TcpStream::connect(address).await.unwrap());
+    for _ in 1..MOST_CONNECTIONS {
+        let mut stream = connect().await;
+        stream.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        open.push(stream);
     }
-    assert!(!get_root(address).await.ends_with("here"));
-    assert!(status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"xds\"}"));
-    drop(open);
+    // The last connection takes the place of the idle one.
+    let mut last = connect().await;
+    let closed = timeout(PATIENCE, idle.read(&mut [0; 1])).await.expect("the idle connection is still open");
+    assert!(!matches!(closed, Ok(1..)));
+    last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let refused = async {
+        while get_root(address).await.ends_with("here") {
+            // The server has not read the last request yet.
+            last = connect().await;
+            last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        }
+    };
+    timeout(PATIENCE, refused).await.expect("all connections have streams");
+    let counted = "npl_feed_refused_connections_total{interface=\"xds\",reason=\"connections\"}";
+    assert!(status.encode().unwrap().contains(counted));
+    drop(open.pop());
     let used_again = async {
         while !get_root(address).await.ends_with("here") {
             tokio::task::yield_now().await;
         }
     };
     timeout(PATIENCE, used_again).await.unwrap();
+    drop((open, last));
     task.abort();
 }
 
@@ -170,7 +193,7 @@ async fn connections_to_xds_above_the_limit_are_closed_and_a_free_place_is_used_
 /// feed.
 #[tokio::test]
 async fn a_new_connection_to_http_closes_the_oldest_one() {
-    let (address, status, task) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]).await;
+    let (address, status, task) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]);
     let mut open = Vec::new();
     for _ in 0..MOST_CONNECTIONS {
         open.push(TcpStream::connect(address).await.unwrap());
@@ -178,7 +201,12 @@ async fn a_new_connection_to_http_closes_the_oldest_one() {
     assert!(get_root(address).await.ends_with("here"));
     let closed = timeout(PATIENCE, open[0].read(&mut [0; 1])).await.expect("the oldest connection is still open");
     assert!(!matches!(closed, Ok(1..)));
-    assert!(status.encode().unwrap().contains("npl_feed_refused_connections_total{interface=\"http\"} 1\n"));
+    assert!(
+        status
+            .encode()
+            .unwrap()
+            .contains("npl_feed_refused_connections_total{interface=\"http\",reason=\"connections\"} 1\n")
+    );
     open[MOST_CONNECTIONS - 1].write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     timeout(PATIENCE, open[MOST_CONNECTIONS - 1].read_to_string(&mut answer)).await.unwrap().unwrap();
@@ -191,7 +219,7 @@ async fn a_new_connection_to_http_closes_the_oldest_one() {
 #[tokio::test]
 async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_answered() {
     let body = || async { "x".repeat(100 * 1024) };
-    let (address, _status, task) = listening(Router::new().route("/", routing::get(body)), &[]).await;
+    let (address, _status, task) = listening(Router::new().route("/", routing::get(body)), &[]);
     let flooding = TcpStream::connect(address).await.unwrap();
     let requests = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".repeat(1000);
     let mut sent = 0;
@@ -215,8 +243,12 @@ async fn a_connection_ends_when_the_client_stops_reading() {
     const BODY: usize = 10_000;
     let router = Router::new().route("/", routing::get(|| async { "x".repeat(BODY) }));
     let (mut client, server) = tokio::io::duplex(64);
-    let mut task =
-        tokio::spawn(requests(StallLimit::new(server), router, HeldMemory::default().connect("http", Arc::default())));
+    let mut task = tokio::spawn(requests(
+        StallLimit::new(server),
+        router,
+        HeldMemory::default().connect(Interface::Http, Arc::default()),
+        MOST_STREAMS,
+    ));
     client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut buffer = [0; 64];
     for _ in 0..10 {
@@ -251,7 +283,7 @@ async fn a_connection_with_closed_windows_keeps_a_bounded_number_of_answers() {
         });
         axum::body::Body::from_stream(parts)
     };
-    let (address, _status, task) = listening(Router::new().route("/", routing::get(answer)), &[]).await;
+    let (address, _status, task) = listening(Router::new().route("/", routing::get(answer)), &[]);
     let mut client = TcpStream::connect(address).await.unwrap();
     // The setting 4 is the initial window of each stream.
     let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
@@ -293,7 +325,7 @@ async fn xds_with(
     if let Some(token) = token {
         router = router.layer(middleware::from_fn_with_state(token, Token::check));
     }
-    let (address, _status, task) = listening(router, &[]).await;
+    let (address, _status, task) = listening(router, &[]);
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
     // The HTTP/2 window is small, because the client would buffer dozens of responses with the default size.
     let channel = channel.initial_stream_window_size(64 * 1024).connect().await.unwrap();

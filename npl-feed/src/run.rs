@@ -27,8 +27,8 @@ use crate::{
     follow::{self, Published},
     held::HeldMemory,
     http, kube,
-    listen::{self, Interface, Listener},
-    status::Status,
+    listen::{self, Listener},
+    status::{Interface, Status},
     xds,
 };
 
@@ -113,7 +113,7 @@ pub async fn serve(
     let bind = async |address: SocketAddr, interface: Interface| {
         let bind = async |address| {
             let (allowed, status) = (Arc::clone(&allowed), Arc::clone(status));
-            Listener::bind(address, interface, allowed, tls.clone(), status, memory.clone()).await
+            Listener::bind(address, interface, allowed, tls.clone(), status, memory.clone())
         };
         listen::bind_with(address, &logged, bind).await.with_context(|| refused(interface.as_str(), address))
     };
@@ -128,7 +128,7 @@ pub async fn serve(
     if let Some(address) = config.xds.0 {
         let listener = bind(address, Interface::Xds).await?;
         info!(address = %listener.address()?, "serving xDS");
-        let router = xds::router(published.clone(), Arc::clone(status), config.xds_names);
+        let router = xds::router(published.clone(), Arc::clone(status), config.xds_max_names);
         tasks.spawn(listener.serve(guarded(router, token), None));
     }
     if let Some(address) = config.dns.0 {

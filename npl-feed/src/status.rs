@@ -47,8 +47,58 @@ struct XdsLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct InterfaceLabels {
+struct RefusalLabels {
     interface: &'static str,
+    reason: &'static str,
+}
+
+/// An interface that clients reach by HTTP/1.1 and HTTP/2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interface {
+    /// Members, probes and metrics.
+    Http,
+    /// xDS.
+    Xds,
+}
+
+impl Interface {
+    /// Returns the name of the interface in metrics and log lines.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Xds => "xds",
+        }
+    }
+}
+
+/// Why a client was refused, or its connection or stream was ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientRefusal {
+    /// `--allow` does not contain the client's address.
+    Allow,
+    /// The interface has its maximum number of connections.
+    Connections,
+    /// Too many requests wait: a long poll was answered at once.
+    Requests,
+    /// Too many xDS streams are open.
+    Streams,
+    /// The xDS streams subscribe to too many names.
+    Names,
+    /// Unread answers and incomplete requests take too much memory.
+    Memory,
+}
+
+impl ClientRefusal {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Connections => "connections",
+            Self::Requests => "requests",
+            Self::Streams => "streams",
+            Self::Names => "names",
+            Self::Memory => "memory",
+        }
+    }
 }
 
 /// The counters and gauges of the feed, and the state of its watches.
@@ -67,7 +117,7 @@ pub struct Status {
     xds: Family<XdsLabels, Counter>,
     xds_streams: Gauge,
     xds_names: Gauge,
-    refused: Family<InterfaceLabels, Counter>,
+    refused: Family<RefusalLabels, Counter>,
 }
 
 impl fmt::Debug for Status {
@@ -128,12 +178,13 @@ impl Status {
         registry.register("xds_streams", "Open xDS streams", self.xds_streams.clone());
         registry.register(
             "xds_names",
-            "Names to which all open xDS streams subscribe; --xds-names limits the number",
+            "Names to which all open xDS streams subscribe; --xds-max-names limits the number",
             self.xds_names.clone(),
         );
         registry.register(
             "refused_connections",
-            "Connections and requests refused by --allow or by a limit, and connections closed by a limit, by interface",
+            "Clients refused and connections and streams ended by --allow or a limit, by interface and reason: allow, \
+             connections, requests, streams, names or memory",
             self.refused.clone(),
         );
         for subject in SUBJECTS {
@@ -190,15 +241,14 @@ impl Status {
         self.xds_streams.inc_by(difference);
     }
 
-    /// Replaces the number of names to which a stream subscribes.
-    pub fn add_xds_names(&self, now: usize, before: usize) {
-        self.xds_names.inc_by(gauge(now) - gauge(before));
+    /// Sets the number of names to which all xDS streams subscribe.
+    pub fn set_xds_names(&self, names: usize) {
+        self.xds_names.set(gauge(names));
     }
 
-    /// Counts a connection, request or stream that an interface has refused, or a connection that was closed because of
-    /// a limit.
-    pub fn count_refused(&self, interface: &'static str) {
-        self.refused.get_or_create(&InterfaceLabels { interface }).inc();
+    /// Counts a client that an interface has refused, or a connection or stream that it has ended.
+    pub fn count_refused(&self, interface: &'static str, reason: ClientRefusal) {
+        self.refused.get_or_create(&RefusalLabels { interface, reason: reason.as_str() }).inc();
     }
 
     /// Returns one line that names the failing watches; `None` if no watch fails.

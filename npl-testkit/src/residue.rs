@@ -26,8 +26,7 @@ const FREED_WITHIN: Duration = Duration::from_mins(1);
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
-/// The prefixes of the names of programs and maps that runs load: those of NPL, and those of the Cilium on a cluster's
-/// Nodes.
+/// The name prefixes of the programs and maps that test runs load: those of NPL, and those of Cilium on the Nodes.
 const BPF_PREFIXES: [&str; 2] = [PREFIX, "cil"];
 
 /// The names of executables that runs start, truncated to 15 characters as the kernel does. `server` is etcd, whose

@@ -21,9 +21,9 @@ use crate::{
 };
 
 /// The time from a change of a Pod or Service to the update of the Services whose traffic is measured.
-const REST: Duration = Duration::from_millis(200);
+const UPDATE_DELAY: Duration = Duration::from_millis(200);
 
-/// Tells the meter which mapping belongs to which Service. Does nothing without `--service-metrics`.
+/// Updates the Service of each mapping in the meter. Does nothing without `--service-metrics`.
 #[derive(Debug)]
 pub(super) struct ServiceFollower {
     meter: Option<ServiceMeter>,
@@ -36,15 +36,15 @@ impl ServiceFollower {
         Self { meter, due: None }
     }
 
-    /// Reads the counters of the mappings that an earlier agent has left, at whose values the traffic begins.
+    /// Reads the counters once, so that traffic before the start of this agent does not count.
     pub(super) fn start(&self, tables: &Tables) -> Result<(), DatapathError> {
         self.meter.as_ref().map_or(Ok(()), |meter| meter.measure(tables))
     }
 
-    /// Makes an update due within [`REST`].
+    /// Makes an update due within [`UPDATE_DELAY`].
     pub(super) fn follow_soon(&mut self) {
         if self.meter.is_some() {
-            self.due.get_or_insert_with(|| Instant::now() + REST);
+            self.due.get_or_insert_with(|| Instant::now() + UPDATE_DELAY);
         }
     }
 
@@ -59,8 +59,8 @@ impl ServiceFollower {
         self.meter.as_ref().map_or(Ok(()), |meter| meter.follow(state.service_ports(), tables))
     }
 
-    /// Prevents reads of counters while the caller executes ops. Before mappings are removed, their traffic is added to
-    /// the traffic of their Services.
+    /// Returns a guard that the caller keeps while it executes ops, so that a scrape does not read counters meanwhile.
+    /// If the ops remove mappings, first adds the traffic of all mappings to their Services.
     pub(super) fn before(
         &self,
         ops: &[Op],
@@ -77,7 +77,8 @@ impl ServiceFollower {
 }
 
 /// The traffic of Services. Clones share the same traffic. While a thread holds the lock, no other thread changes
-/// mappings or reads their counters, so that no count is attributed to another mapping.
+/// mappings or reads their counters. Otherwise, counts of a removed mapping could count for the next mapping of its
+/// node port.
 #[derive(Debug, Clone)]
 pub struct ServiceMeter(Arc<Mutex<ServiceTraffic>>);
 
@@ -99,7 +100,8 @@ impl ServiceMeter {
         Ok(())
     }
 
-    /// Sets the Service port of each mapping. Reads the counters first if a mapping gets another one.
+    /// Sets the Service port of each mapping. If a mapping gets another Service port or is gone, reads the counters
+    /// first.
     fn follow(&self, owners: BTreeMap<Frontend, Option<CountedPort>>, tables: &Tables) -> Result<(), DatapathError> {
         let mut traffic = self.lock();
         if traffic.changes_owner(&owners) {
@@ -109,8 +111,8 @@ impl ServiceMeter {
         Ok(())
     }
 
-    /// Reads the counters of all mappings, and returns the traffic of each Service port; `None` stands for all that
-    /// have no sums of their own.
+    /// Reads the counters of all mappings, and returns the traffic of each Service port; `None` stands for
+    /// all Service ports without series of their own.
     pub(super) fn read(&self, tables: &Tables) -> Result<Vec<(Option<CountedPort>, MappingStats)>, DatapathError> {
         let mut traffic = self.lock();
         traffic.observe(tables.reading()?);

@@ -39,7 +39,7 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
-/// The time for which a difference between annotations and mappings must last.
+/// A difference between annotations and mappings is reported only if it lasts for this time.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Reads all facts about the Node once.

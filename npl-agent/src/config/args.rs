@@ -318,9 +318,9 @@ pub struct RunArgs {
     )]
     pub metrics_listen: Option<SocketAddr>,
 
-    /// Serve the traffic of at most this many Service ports as metrics, from 0 to 4096; 0 serves none. A Service port is
-    /// a Service with one of its Pod ports and a protocol. The first ones that have a mapping on this Node keep their
-    /// series until the agent ends; the traffic of all others is in the series of the Service `_other`.
+    /// Serve metrics with the traffic of at most this many Service ports, from 0 to 4096; 0 serves none. A Service port
+    /// is a Service with one of its Pod ports and a protocol. The first Service ports that have a mapping on this Node
+    /// keep their series until the agent ends; the series with `service_name="_other"` have the traffic of all others.
     #[arg(
         long, env = "NPL_SERVICE_METRICS", value_name = "MAX", default_value_t = 0,
         value_parser = clap::value_parser!(u16).range(0..=4096)

@@ -246,10 +246,10 @@ pub struct ClusterBundleArgs {
     #[arg(long)]
     pub flows: bool,
 
-    /// On each Node where no agent runs, create a Pod for this command only, and collect the documents of the Node in
-    /// this Pod. Kernel state is in the documents, but names of Pods and Services are missing. The Pods have the rights
-    /// of the agent's container: host network, BPF file system, `CAP_BPF` and `CAP_NET_ADMIN`. They are removed
-    /// afterwards.
+    /// On each Node where no agent runs, create a Pod for this command only, collect the Node's documents in this Pod,
+    /// and remove the Pod afterwards. The documents contain kernel state, but no names of Pods and Services. The Pods
+    /// have the host network, `CAP_BPF`, `CAP_NET_ADMIN` and the Node's whole BPF file system, but no credentials for
+    /// the API server.
     #[arg(long)]
     pub create_pods: bool,
 

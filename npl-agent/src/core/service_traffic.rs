@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Adds up the traffic of each Service from the counters of its mappings, for a fixed number of Service ports. The
-//! traffic of all others is one sum, so that the sum over all series is the traffic of all mappings.
+//! traffic of all other Service ports is one sum, so the sum over all series is the traffic of all mappings.
 //!
-//! A counter of a mapping disappears with the mapping, but the counters of a Service never decrease: the traffic of
-//! mappings is added to them step by step, and they stay until the agent ends.
+//! The counters of a mapping are removed with it, but the counters of a Service must never decrease. Therefore, each
+//! reading adds the growth of the mappings' counters to the Service's counters, which stay until the agent ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,8 +64,9 @@ impl ServiceTraffic {
         }
     }
 
-    /// Whether a mapping has lost its owner or has got another one, so that a reading is due before
-    /// [`Self::set_owners`]: the traffic since the last reading belongs to the earlier owner.
+    /// Returns whether a mapping is absent from `owners`, or has another owner there. The caller must then call
+    /// [`Self::observe`] before [`Self::set_owners`], because the traffic since the last reading belongs to the earlier
+    /// owner.
     pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<CountedPort>>) -> bool {
         self.owners.iter().any(|(frontend, earlier)| match owners.get(frontend) {
             None => true,
@@ -147,7 +148,7 @@ fn combined(a: &MappingStats, b: &MappingStats, with: fn(u64, u64) -> u64) -> Ma
 
 impl PlannerState {
     /// Returns the Service port of each node port that has or may get a mapping. If several Services request the Pod
-    /// port, the first by name; `None` if no Service requests it any more.
+    /// port, returns the first Service by name; `None` if no Service requests the Pod port any more.
     pub fn service_ports(&self) -> BTreeMap<Frontend, Option<CountedPort>> {
         let has_mapping = |phase: &Phase| !matches!(phase, Phase::Quarantined { .. });
         let claims = self.ports.iter().filter(|(_, claim)| has_mapping(&claim.phase));

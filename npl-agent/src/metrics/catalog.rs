@@ -201,8 +201,8 @@ const fn of_service(last: Label) -> [Label; 5] {
     [
         Label { name: "service_namespace", values: Values::Names("Namespace of the Service, or `_other`.") },
         Label { name: "service_name", values: Values::Names("Name of the Service, or `_other`.") },
-        Label { name: "pod_port", values: Values::Names("Pod port of the Service's port, or `_other`.") },
-        Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp` or `sctp`, or `_other`.") },
+        Label { name: "pod_port", values: Values::Names("Pod port to which the Service leads, or `_other`.") },
+        Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp`, `sctp` or `_other`.") },
         last,
     ]
 }

@@ -26,8 +26,8 @@ pub struct Counts {
     pub reasons: Vec<(&'static str, u64)>,
     /// For each IP family, the traffic of all mappings, including removed mappings.
     pub totals: Vec<FamilyTotals>,
-    /// The traffic of each Service port since the start of the agent, and for `None`, of all others together. No
-    /// metrics are served if the whole field is `None`.
+    /// The traffic of each Service port since the start of the agent. An entry without a port has the traffic of all
+    /// other Service ports. The field is `None` without `--service-metrics`.
     pub services: Option<Vec<(Option<CountedPort>, MappingStats)>>,
 }
 
@@ -111,8 +111,8 @@ impl Collector for DatapathCollector {
     }
 }
 
-/// The value of all labels of the series with the traffic of Service ports without series of their own. A name of an
-/// object cannot contain an underscore.
+/// The value of the labels of namespace, Service, Pod port and protocol, for the traffic of all Service ports without
+/// series of their own. The name of a Kubernetes object cannot contain an underscore.
 pub(super) const OTHER: &str = "_other";
 
 fn encode_services(
@@ -120,8 +120,10 @@ fn encode_services(
     services: &[(Option<CountedPort>, MappingStats)],
 ) -> Result<(), fmt::Error> {
     for MappingCounter { help, unit, label, of, .. } in mapping_counters() {
-        let help =
-            format!("{} By Service port, since the start of the agent; only with --service-metrics.", help.trim());
+        let help = format!(
+            "{} Counted for each Service port since the agent started. Served only with --service-metrics.",
+            help.trim()
+        );
         let mut metric = encoder.encode_descriptor("service", &help, Some(&unit), MetricType::Counter)?;
         for (owner, stats) in services {
             let port = owner.as_ref().map(|owner| owner.pod_port.to_string());

@@ -68,7 +68,7 @@ fn every_warning_and_error_of_the_log_names_its_page() {
     assert!(calls > 40, "only {calls} calls were found");
     assert!(
         missing.is_empty(),
-        "begin the fields of these warnings with `see = pages::url(…)`, or state why no operator must act in a comment \
-         `{EXEMPT}…` on the line before: {missing:#?}"
+        "begin the fields of these warnings with `see = pages::url(…)`, or state why operators need not act in a \
+         comment `{EXEMPT}…` on the line before: {missing:#?}"
     );
 }

@@ -21,10 +21,10 @@ pub struct Config {
     pub xds: Listen,
 
     /// The maximum number of names to which all xDS streams together may subscribe, including the names of wildcard
-    /// subscriptions. Each load balancer subscribes to about two names for each Service port: its cluster and its
-    /// endpoints. A name takes up to 300 bytes of memory.
-    #[arg(long, env = "NPL_FEED_XDS_NAMES", value_name = "COUNT", default_value_t = 100_000)]
-    pub xds_names: usize,
+    /// subscriptions. If a request exceeds the maximum, the streams with the most names end. Each load balancer subscribes to about
+    /// two names for each Service port: its cluster and its endpoints. A name takes up to 500 bytes of memory.
+    #[arg(long, env = "NPL_FEED_XDS_MAX_NAMES", value_name = "COUNT", default_value_t = 100_000)]
+    pub xds_max_names: usize,
 
     /// Serve DNS by UDP and TCP on this address; `none` disables DNS.
     #[arg(long, env = "NPL_FEED_DNS", value_name = "ADDRESS|none", default_value = "[::]:5353")]

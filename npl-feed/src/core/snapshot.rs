@@ -169,13 +169,22 @@ impl Group {
 pub struct Snapshot {
     groups: BTreeMap<PortKey, Arc<Group>>,
     version: Version,
+    version_of_names: Version,
 }
 
 impl Snapshot {
     /// Creates the snapshot and computes its version.
     pub fn new(groups: BTreeMap<PortKey, Arc<Group>>) -> Self {
         let versions: String = groups.values().map(|group| group.version.to_string()).collect();
-        Self { groups, version: Version::of(versions.as_bytes()) }
+        let names: Vec<String> =
+            groups.values().map(|group| format!("{}\n{}", group.key.service, group.port_text())).collect();
+        let (version, version_of_names) = (Version::of(versions.as_bytes()), Version::of(names.join("\n").as_bytes()));
+        Self { groups, version, version_of_names }
+    }
+
+    /// Returns the digest of the names of all Services and Service ports.
+    pub const fn version_of_names(&self) -> Version {
+        self.version_of_names
     }
 
     /// Returns the version of the snapshot, which is the digest of all groups.

@@ -15,8 +15,8 @@ use super::{
     *,
 };
 
-fn refused(status: &Status, count: usize) -> bool {
-    let line = format!("npl_feed_refused_connections_total{{interface=\"dns\"}} {count}\n");
+fn refused(status: &Status, reason: &str, count: usize) -> bool {
+    let line = format!("npl_feed_refused_connections_total{{interface=\"dns\",reason=\"{reason}\"}} {count}\n");
     status.encode().unwrap().contains(&line)
 }
 
@@ -37,7 +37,7 @@ async fn only_allowed_clients_are_answered() {
         // An error is ignored, because the server may have closed the connection already.
         drop(stream.write_all(&[&length[..], &bytes].concat()).await);
         let answered = timeout(PATIENCE, stream.read_u16()).await.unwrap().is_ok();
-        assert_eq!((answered, refused(&status, 2)), (is_admitted, !is_admitted), "{allowed:?}");
+        assert_eq!((answered, refused(&status, "allow", 2)), (is_admitted, !is_admitted), "{allowed:?}");
         task.abort();
     }
 }
@@ -58,7 +58,7 @@ async fn incomplete_queries_on_many_connections_do_not_exclude_other_clients() {
     for answer in [by_tcp(address, &bytes).await, by_udp(address, &bytes).await] {
         assert_eq!(Message::from_vec(&answer).unwrap().answers.len(), 1);
     }
-    assert!(refused(&status, 1));
+    assert!(refused(&status, "connections", 1));
     let closed = timeout(PATIENCE, open[0].read(&mut [0; 1])).await.expect("the oldest connection is still open");
     assert!(!matches!(closed, Ok(1..)));
     task.abort();

@@ -34,7 +34,11 @@ use tokio::net::{TcpListener, UdpSocket};
 
 use self::zone::Answer;
 pub use self::{names::of_port, zone::Zone};
-use crate::{access, follow::Published, status::Status};
+use crate::{
+    access,
+    follow::Published,
+    status::{ClientRefusal, Status},
+};
 
 /// The name of the DNS interface, as the value of the label `interface` in metrics.
 const INTERFACE: &str = "dns";
@@ -131,7 +135,7 @@ impl Handler {
         // The feed does not use hickory's allow list, which admits all clients of an IP family for which it contains no
         // range.
         if !access::admits(&self.allowed, request.src().ip()) {
-            self.status.count_refused(INTERFACE);
+            self.status.count_refused(INTERFACE, ClientRefusal::Allow);
             return Answer::failed(ResponseCode::Refused);
         }
         if request.metadata.op_code != OpCode::Query || request.metadata.message_type != MessageType::Query {

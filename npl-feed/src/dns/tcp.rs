@@ -24,6 +24,7 @@ use super::{Handler, INTERFACE};
 use crate::{
     access,
     listen::{ACCEPT_PAUSE, NewestConnections},
+    status::ClientRefusal,
 };
 
 /// The maximum number of connections. For each connection, the feed keeps one answer of up to 64 KiB until the kernel's
@@ -47,18 +48,18 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
                 warn!(interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
                 // If the process has no free file descriptor, idle connections may have taken them all, so the oldest
                 // connection is closed.
-                open.close_oldest();
+                open.close_oldest_of(|()| true);
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let is_refused = if access::admits(&handler.allowed, peer.ip()) {
-            open.spawn(connection(stream, peer, handler.clone()))
+        let refusal = if access::admits(&handler.allowed, peer.ip()) {
+            open.spawn((), connection(stream, peer, handler.clone())).then_some(ClientRefusal::Connections)
         } else {
-            true
+            Some(ClientRefusal::Allow)
         };
-        if is_refused {
-            handler.status.count_refused(INTERFACE);
+        if let Some(refusal) = refusal {
+            handler.status.count_refused(INTERFACE, refusal);
             debug!(interface = INTERFACE, %peer, "a new connection was refused, or has replaced the oldest one");
         }
     }

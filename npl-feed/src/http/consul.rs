@@ -74,9 +74,10 @@ pub(super) fn services(snapshot: &Snapshot) -> Vec<u8> {
     encode(&names)
 }
 
-/// Returns the version of the members of the Consul service `name`.
-pub(super) fn version(snapshot: &Snapshot, name: &str) -> Version {
-    version_of(find(snapshot, name).into_iter())
+/// Returns the version of the members of the Consul service `name`; `None` if the service does not exist.
+pub(super) fn version(snapshot: &Snapshot, name: &str) -> Option<Version> {
+    let groups = find(snapshot, name);
+    (!groups.is_empty()).then(|| version_of(groups.into_iter()))
 }
 
 /// Renders the members of the Consul service `name`; with `only_passing`, only the ready members. If the service does

@@ -79,7 +79,7 @@ pub(super) fn of_service(snapshot: &Snapshot, interfaces: &Interfaces, namespace
     encode(&ServiceMembers { version, ports })
 }
 
-/// Renders the members of one Service port; nothing if the port does not exist.
+/// Renders the members of one Service port; empty if the port does not exist.
 pub(super) fn of_port(
     snapshot: &Snapshot,
     interfaces: &Interfaces,

@@ -17,7 +17,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::{Path, Query, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -28,10 +28,15 @@ use tokio::sync::Semaphore;
 
 pub use self::members::Interfaces;
 use self::{
-    poll::Poll,
+    poll::{Etags, Poll},
     view::{Cache, View},
 };
-use crate::{access::Token, follow::Published, held::Connection, status::Status};
+use crate::{
+    access::Token,
+    follow::Published,
+    held::{Connection, Part},
+    status::{ClientRefusal, Status},
+};
 
 /// The `OpenAPI` description of the HTTP interface. Tests check that routes and answers match the description.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -39,8 +44,8 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// The maximum number of requests that all clients wait for, including long polls. The probes do not count.
-const MOST_REQUESTS: usize = 4096;
+/// The maximum number of long polls that wait for a change. Further ones are answered at once.
+const MOST_WAITING: usize = 4096;
 
 /// The state that all HTTP handlers share.
 #[derive(Debug, Clone)]
@@ -49,7 +54,7 @@ struct Context {
     status: Arc<Status>,
     cache: Arc<Cache>,
     interfaces: Arc<Interfaces>,
-    free: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
 }
 
 /// Returns the routes for admitted clients. If a token is configured, all routes except the probes require the token.
@@ -59,7 +64,7 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         status,
         cache: Arc::default(),
         interfaces: Arc::new(interfaces),
-        free: Arc::new(Semaphore::new(MOST_REQUESTS)),
+        waiting: Arc::new(Semaphore::new(MOST_WAITING)),
     };
     let mut data = Router::new()
         .route("/v1/members", get(all_members))
@@ -70,8 +75,7 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         .route("/traefik", get(traefik))
         .route("/v1/http_sd", get(http_sd))
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, JSON)], OPENAPI) }))
-        .route("/metrics", get(metrics))
-        .layer(middleware::from_fn_with_state(context.clone(), limit));
+        .route("/metrics", get(metrics));
     if let Some(token) = token {
         data = data.layer(middleware::from_fn_with_state(token, Token::check));
     }
@@ -90,7 +94,7 @@ pub fn probes(published: Published, status: Arc<Status>) -> Router {
         async move { if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } }
     };
     let refusal = move || {
-        status.count_refused("http");
+        status.count_refused("http", ClientRefusal::Allow);
         async { StatusCode::FORBIDDEN }
     };
     Router::new().route("/healthz", get(|| async { StatusCode::OK })).route("/readyz", get(readiness)).fallback(refusal)
@@ -108,63 +112,54 @@ async fn finish(State(context): State<Context>, request: Request, next: Next) ->
     });
     let Some(client) = client else { return response };
     let (head, body) = response.into_parts();
-    // All bodies of this interface are in memory, so this does not wait, and does not copy.
+    // All bodies of this interface are in memory, so `collect` neither waits nor copies.
     let Ok(body) = body.collect().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    let mut parts = client.answer(vec![body.to_bytes()]);
+    let mut parts = client.answer(vec![Part::Shared(body.to_bytes())]);
     Response::from_parts(head, parts.pop().map_or_else(Body::empty, Body::from))
 }
 
-/// Refuses a request if too many requests wait for their answers.
-async fn limit(State(context): State<Context>, request: Request, next: Next) -> Response {
-    let Ok(_permit) = context.free.try_acquire() else {
-        context.status.count_refused("http");
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "too many clients wait for answers: try again later");
-    };
-    next.run(request).await
-}
-
-async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    poll.answer(&context, &headers, &View::Members).await
+async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+    poll.answer(&context, &etags, &View::Members).await
 }
 
 async fn service_members(
     State(context): State<Context>,
     Path((namespace, service)): Path<(String, String)>,
     Query(poll): Query<Poll>,
-    headers: HeaderMap,
+    etags: Etags,
 ) -> Response {
-    poll.answer(&context, &headers, &View::Service { namespace, service }).await
+    poll.answer(&context, &etags, &View::Service { namespace, service }).await
 }
 
 async fn port_members(
     State(context): State<Context>,
     Path((namespace, service, port)): Path<(String, String, String)>,
     Query(poll): Query<Poll>,
-    headers: HeaderMap,
+    etags: Etags,
 ) -> Response {
-    poll.answer(&context, &headers, &View::Port { namespace, service, port }).await
+    poll.answer(&context, &etags, &View::Port { namespace, service, port }).await
 }
 
-async fn consul_services(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    poll.answer(&context, &headers, &View::ConsulServices).await
+async fn consul_services(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+    poll.answer(&context, &etags, &View::ConsulServices).await
 }
 
 async fn consul_health(
     State(context): State<Context>,
     Path(name): Path<String>,
     Query(poll): Query<Poll>,
-    headers: HeaderMap,
+    etags: Etags,
 ) -> Response {
     let only_passing = poll.asks_only_passing();
-    poll.answer(&context, &headers, &View::ConsulHealth { name, only_passing }).await
+    poll.answer(&context, &etags, &View::ConsulHealth { name, only_passing }).await
 }
 
-async fn traefik(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    poll.answer(&context, &headers, &View::Traefik).await
+async fn traefik(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+    poll.answer(&context, &etags, &View::Traefik).await
 }
 
-async fn http_sd(State(context): State<Context>, Query(poll): Query<Poll>, headers: HeaderMap) -> Response {
-    poll.answer(&context, &headers, &View::Prometheus).await
+async fn http_sd(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+    poll.answer(&context, &etags, &View::Prometheus).await
 }
 
 async fn metrics(State(context): State<Context>) -> Response {

@@ -1,17 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Answers conditional HTTP requests and long polls.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use axum::{
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    extract::FromRequestParts,
+    http::{HeaderValue, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Context, problem, view::View, with_body};
-use crate::core::snapshot::Version;
+use crate::{core::snapshot::Version, status::ClientRefusal};
+
+/// The value of the header `If-None-Match`; `None` if the request has no such header, or a longer one than any list of
+/// the feed's own versions that a client has reason to send. The other headers take no memory while the request waits.
+pub(super) struct Etags(Option<String>);
+
+/// The maximum length of the header `If-None-Match` in bytes.
+const LONGEST_ETAGS: usize = 512;
+/// The maximum length of the parameters `index` and `wait` in bytes.
+const LONGEST_INDEX: usize = 64;
+
+impl<S: Sync> FromRequestParts<S> for Etags {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        let value = parts.headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+        Ok(Self(value.filter(|value| value.len() <= LONGEST_ETAGS).map(str::to_owned)))
+    }
+}
 
 /// How long a long poll waits by default; Consul has the same default.
 const WAIT: Duration = Duration::from_mins(5);
@@ -40,7 +59,7 @@ pub(super) struct Poll {
     /// The maximum time, such as `30s`, to wait for a version that differs from the client's version.
     wait: Option<String>,
     /// Consul's parameter that requests only healthy members. The value of the parameter is ignored.
-    passing: Option<String>,
+    passing: Option<IgnoredAny>,
 }
 
 impl Poll {
@@ -48,25 +67,39 @@ impl Poll {
         self.passing.is_some()
     }
 
-    fn wait(&self) -> Result<Duration, Box<Response>> {
-        match self.wait.as_deref() {
-            None => Ok(if self.index.is_some() { WAIT } else { Duration::ZERO }),
-            Some(text) => seconds(text).map(|wait| wait.min(LONGEST_WAIT)).ok_or_else(|| {
-                let problem_text = format!("wait={text} is no duration: give seconds or minutes, such as wait=30s");
-                Box::new(problem(StatusCode::BAD_REQUEST, &problem_text))
-            }),
+    /// Returns how long to wait for a change.
+    ///
+    /// # Errors
+    ///
+    /// Returns the text of the answer if a parameter is malformed.
+    fn wait(&self) -> Result<Duration, String> {
+        // Long values would take memory while the request waits.
+        if self.index.as_ref().is_some_and(|index| index.len() > LONGEST_INDEX) {
+            return Err(format!("index is longer than {LONGEST_INDEX} bytes: give the ETag or X-Consul-Index"));
         }
+        let Some(text) = self.wait.as_deref() else {
+            return Ok(if self.index.is_some() { WAIT } else { Duration::ZERO });
+        };
+        let wait = Some(text).filter(|text| text.len() <= LONGEST_INDEX).and_then(seconds);
+        wait.map(|wait| wait.min(LONGEST_WAIT)).ok_or_else(|| {
+            let shown: String = text.chars().take(LONGEST_INDEX).collect();
+            format!("wait={shown} is no duration: give seconds or minutes, such as wait=30s")
+        })
     }
 
     /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, answers
     /// 304 if the client has sent the current version as its `ETag`; otherwise, with the current version.
-    pub(super) async fn answer(&self, context: &Context, headers: &HeaderMap, view: &View) -> Response {
+    pub(super) async fn answer(&self, context: &Context, etags: &Etags, view: &View) -> Response {
         let wait = match self.wait() {
             Ok(wait) => wait,
-            Err(response) => return *response,
+            Err(text) => return problem(StatusCode::BAD_REQUEST, &text),
         };
-        let etags = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+        if view.has_too_long_name() {
+            return problem(StatusCode::BAD_REQUEST, "a name in the path is longer than any name of a Service or port");
+        }
+        let etags = etags.0.as_deref();
         let until = Instant::now() + wait;
+        let mut permit = None;
         let mut published = context.published.clone();
         loop {
             let Some(snapshot) = published.borrow_and_update().clone() else {
@@ -76,11 +109,19 @@ impl Poll {
                 return problem(StatusCode::NOT_FOUND, &format!("there is no {view}"));
             };
             let is_over = Instant::now() >= until;
-            if is_over || !is_known(version, self.index.as_deref(), etags) {
+            let is_known = is_known(version, self.index.as_deref(), etags);
+            if is_known && !is_over && permit.is_none() {
+                permit = context.waiting.try_acquire().ok();
+                if permit.is_none() {
+                    context.status.count_refused("http", ClientRefusal::Requests);
+                }
+            }
+            // Without a permit to wait, the client gets the current version at once.
+            if is_over || !is_known || permit.is_none() {
                 let Ok(etag) = HeaderValue::try_from(etag(version)) else {
                     return StatusCode::INTERNAL_SERVER_ERROR.into_response();
                 };
-                if is_known(version, None, etags) {
+                if self::is_known(version, None, etags) {
                     return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
                 }
                 let body = context.cache.get(view, version, &snapshot, &context.interfaces);

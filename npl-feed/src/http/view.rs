@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
 use axum::body::Bytes;
@@ -15,6 +15,10 @@ use super::{
     prometheus, traefik,
 };
 use crate::core::snapshot::{Snapshot, Version};
+
+/// The maximum length of a name in a request in bytes. The longest names are those of Consul's format: port, Service and
+/// namespace.
+pub(super) const LONGEST_NAME: usize = 15 + 63 + 63 + 2;
 
 /// A view of the snapshot, in the format of one path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,8 +48,9 @@ impl View {
             Self::Port { namespace, service, port } => {
                 snapshot.port(namespace, service, port).map(|group| group.version)
             }
-            Self::ConsulServices => Some(Version::of(&consul::services(snapshot))),
-            Self::ConsulHealth { name, .. } => Some(consul::version(snapshot, name)),
+            Self::ConsulServices => Some(snapshot.version_of_names()),
+            // Consul answers with an empty list if a service does not exist.
+            Self::ConsulHealth { name, .. } => Some(consul::version(snapshot, name).unwrap_or_default()),
         }
     }
 
@@ -63,6 +68,17 @@ impl View {
         }
     }
 
+    /// Returns whether a name in the request is longer than any name of a Service, and the ports' names before it.
+    pub(super) fn has_too_long_name(&self) -> bool {
+        let names: &[&String] = match self {
+            Self::Service { namespace, service } => &[namespace, service],
+            Self::Port { namespace, service, port } => &[namespace, service, port],
+            Self::ConsulHealth { name, .. } => &[name],
+            Self::Members | Self::ConsulServices | Self::Traefik | Self::Prometheus => &[],
+        };
+        names.iter().any(|name| name.len() > LONGEST_NAME)
+    }
+
     /// Returns whether the view shows the whole snapshot.
     const fn is_whole(&self) -> bool {
         matches!(self, Self::Members | Self::Traefik | Self::Prometheus)
@@ -74,7 +90,7 @@ impl View {
     }
 }
 
-/// For error messages: the object that does not exist.
+/// Writes the name of the object that does not exist, for error messages.
 impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -89,24 +105,37 @@ impl fmt::Display for View {
     }
 }
 
-/// The bodies that answers contain now. Answers with the same version of a view share one body. The bodies of views of
-/// the whole snapshot are also kept for later requests, because they take longest to render.
+/// The bodies of all answers that are in memory. Answers with the same version of a view share one body. The bodies of
+/// views of the whole snapshot are also kept for later requests, because they take longest to render.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<Bodies>);
 
 #[derive(Debug, Default)]
 struct Bodies {
-    by_view: BTreeMap<View, Body>,
+    by_view: BTreeMap<View, CachedBody>,
     /// The number of bodies at which those that no answer contains are removed.
     prune_at: usize,
 }
 
 #[derive(Debug)]
-struct Body {
+struct CachedBody {
     version: Version,
-    content: Weak<[u8]>,
-    /// Keeps the content while no answer contains it.
-    _kept: Option<Arc<[u8]>>,
+    body: Weak<Body>,
+    /// Keeps the body while no answer contains it.
+    _kept: Option<Arc<Body>>,
+}
+
+/// The bytes of an answer, which the first request renders.
+#[derive(Debug, Default)]
+struct Body(OnceLock<Vec<u8>>);
+
+/// A body that has been rendered.
+struct Rendered(Arc<Body>);
+
+impl AsRef<[u8]> for Rendered {
+    fn as_ref(&self) -> &[u8] {
+        self.0.0.get().map_or(&[], Vec::as_slice)
+    }
 }
 
 /// The smallest number of bodies at which bodies that no answer contains are removed.
@@ -115,20 +144,30 @@ const PRUNE_AT_LEAST: usize = 64;
 impl Cache {
     /// Returns the body of a view, which is rendered unless an answer contains the same version already.
     pub(super) fn get(&self, view: &View, version: Version, snapshot: &Snapshot, interfaces: &Interfaces) -> Bytes {
-        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = bodies.by_view.get(view).filter(|body| body.version == version);
-        if let Some(content) = known.and_then(|body| body.content.upgrade()) {
-            return Bytes::from_owner(content);
+        // Names of absent services are not kept, because clients could choose any number of them.
+        if version == Version::default() {
+            return view.render(snapshot, interfaces).into();
         }
-        let content: Arc<[u8]> = view.render(snapshot, interfaces).into();
+        let body = self.body(view, version);
+        // Requests for other views do not wait for the rendering.
+        body.0.get_or_init(|| view.render(snapshot, interfaces));
+        Bytes::from_owner(Rendered(body))
+    }
+
+    fn body(&self, view: &View, version: Version) -> Arc<Body> {
+        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = bodies.by_view.get(view).filter(|known| known.version == version);
+        if let Some(body) = known.and_then(|known| known.body.upgrade()) {
+            return body;
+        }
         if bodies.by_view.len() >= bodies.prune_at {
-            bodies.by_view.retain(|_, body| body.content.strong_count() > 0);
+            bodies.by_view.retain(|_, known| known.body.strong_count() > 0);
             bodies.prune_at = (2 * bodies.by_view.len()).max(PRUNE_AT_LEAST);
         }
-        let body =
-            Body { version, content: Arc::downgrade(&content), _kept: view.is_whole().then(|| Arc::clone(&content)) };
-        bodies.by_view.insert(view.clone(), body);
-        Bytes::from_owner(content)
+        let body = Arc::<Body>::default();
+        let kept = view.is_whole().then(|| Arc::clone(&body));
+        bodies.by_view.insert(view.clone(), CachedBody { version, body: Arc::downgrade(&body), _kept: kept });
+        body
     }
 }
 
@@ -161,13 +200,28 @@ mod tests {
     }
 
     #[test]
+    fn names_that_no_service_can_have_are_refused() {
+        let health = |name: String| View::ConsulHealth { name, only_passing: false };
+        let longest = ["p".repeat(15), "s".repeat(63), "n".repeat(63)].join(".");
+        assert!(!health(longest.clone()).has_too_long_name());
+        assert!(health(format!("{longest}x")).has_too_long_name());
+        let [namespace, service] = ["default", "web"].map(str::to_owned);
+        let port = |port| View::Port { namespace: namespace.clone(), service: service.clone(), port };
+        assert!(!port("http".to_owned()).has_too_long_name() && port("x".repeat(1000)).has_too_long_name());
+    }
+
+    #[test]
     fn answers_with_the_same_version_share_one_body() {
         let (cache, one, other) = (Cache::default(), one_member(61000), one_member(61001));
         for view in views() {
             let first = get(&cache, &view, &one);
             assert_eq!(first.as_ptr(), get(&cache, &view, &one).as_ptr(), "{view:?}");
             let second = get(&cache, &view, &other);
-            assert_eq!(first == second, view == View::ConsulServices, "{view:?}: only names show no node port");
+            assert_eq!(
+                first == second,
+                view == View::ConsulServices,
+                "{view:?}: only the list of names stays the same if a node port changes"
+            );
             assert_eq!(view.version(&one) == view.version(&other), first == second, "{view:?}");
         }
     }
@@ -178,12 +232,14 @@ mod tests {
         for view in views() {
             drop(get(&cache, &view, &snapshot));
             let bodies = cache.0.lock().unwrap();
-            assert_eq!(bodies.by_view[&view].content.strong_count() > 0, view.is_whole(), "{view:?}");
+            assert_eq!(bodies.by_view[&view].body.strong_count() > 0, view.is_whole(), "{view:?}");
         }
+        let known = || cache.0.lock().unwrap().by_view.len();
+        let before = known();
         for number in 0..10 * PRUNE_AT_LEAST {
-            get(&cache, &View::ConsulHealth { name: number.to_string(), only_passing: false }, &snapshot);
-            let bodies = cache.0.lock().unwrap();
-            assert!(bodies.by_view.len() <= PRUNE_AT_LEAST, "names of absent services must not accumulate");
+            let absent = View::ConsulHealth { name: number.to_string(), only_passing: false };
+            assert_eq!(&*get(&cache, &absent, &snapshot), b"[]");
+            assert_eq!(known(), before, "names of absent services must not accumulate");
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::DeltaRequest,
     resources::{self, Kind},
-    session::{Handled, MOST_NAMES, Session, answer, is_possible},
+    session::{MOST_NAMES, Session, Subscribed, answer, is_possible},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -73,9 +73,9 @@ impl Subscription {
 impl Session for Delta {
     type Request = DeltaRequest;
 
-    fn on_request(&mut self, request: &DeltaRequest, snapshot: &Snapshot) -> Handled {
+    fn subscribe(&mut self, request: &DeltaRequest) -> Subscribed {
         let Some(kind) = Kind::of_url(&request.type_url) else {
-            return Handled { kind: "unknown", event: "unknown_type", response: None };
+            return Subscribed { kind: "unknown", event: "unknown_type", due: None };
         };
         let is_new = !self.subscriptions.contains_key(&kind);
         self.subscriptions.entry(kind).or_default().subscribe(kind, request, is_new);
@@ -83,25 +83,17 @@ impl Session for Delta {
             (false, error) => answer(error.is_some()),
             (true, _) => "subscribe",
         };
-        let response = self.respond(kind, snapshot, is_new).map(|response| (kind.as_str(), response));
-        Handled { kind: kind.as_str(), event, response }
+        Subscribed { kind: kind.as_str(), event, due: Some((kind, is_new)) }
     }
 
-    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Reply)> {
-        let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
-        let mut responses = Vec::new();
-        for kind in subscribed {
-            responses.extend(self.respond(kind, snapshot, false).map(|response| (kind.as_str(), response)));
-        }
-        responses
+    fn kinds(&self) -> Vec<Kind> {
+        self.subscriptions.keys().copied().collect()
     }
 
     fn names(&self) -> usize {
         self.subscriptions.values().map(|subscription| subscription.names.len().max(subscription.known.len())).sum()
     }
-}
 
-impl Delta {
     /// Returns a response with the resources whose versions differ from the client's versions. If `is_due`, returns a
     /// response even without changes, so that a client with a wildcard subscription knows that it has all resources.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply> {

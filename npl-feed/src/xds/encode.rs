@@ -11,6 +11,8 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint},
 };
 
+use crate::held::Part;
+
 /// The number of the field `resources` in the responses of both variants.
 const RESOURCES: u32 = 2;
 /// The number of the field `value` of `Any`.
@@ -79,7 +81,7 @@ impl Reply {
 
     /// Returns the response as the consecutive parts of a gRPC message, which begins with a byte for "not compressed"
     /// and the length.
-    pub(super) fn into_message(self) -> Vec<Bytes> {
+    pub(super) fn into_message(self) -> Vec<Part> {
         let resources: usize = self.resources.iter().map(|(field, shared)| field.len() + shared.len()).sum();
         let length = u32::try_from(self.fields.len() + resources).unwrap_or(u32::MAX);
         let mut own = vec![0];
@@ -89,12 +91,12 @@ impl Reply {
         for (field, shared) in self.resources {
             own.extend(field);
             if !shared.is_empty() {
-                parts.push(Bytes::from(mem::take(&mut own)));
-                parts.push(shared);
+                parts.push(Part::Own(mem::take(&mut own).into()));
+                parts.push(Part::Shared(shared));
             }
         }
         if !own.is_empty() {
-            parts.push(own.into());
+            parts.push(Part::Own(own.into()));
         }
         parts
     }

@@ -8,6 +8,7 @@
 
 mod delta;
 mod encode;
+mod frames;
 mod limits;
 mod names;
 mod request;
@@ -31,21 +32,27 @@ use axum::{
     routing::post,
 };
 use futures::{StreamExt as _, stream};
-use http_body_util::{BodyExt as _, StreamBody};
+use http_body_util::StreamBody;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
 
 pub use self::names::of as cluster_name;
 use self::{
     delta::Delta,
+    encode::Reply,
+    frames::Requests,
     limits::{Limits, OpenStream},
-    request::RequestDecoder,
-    session::Session,
+    resources::Kind,
+    session::{Session, Subscribed},
     sotw::StateOfTheWorld,
 };
-use crate::{follow::Published, held::Connection, status::Status};
+use crate::{
+    core::snapshot::Snapshot,
+    follow::Published,
+    held::{self, Connection},
+    status::{ClientRefusal, Status},
+};
 
 /// The paths of the two methods of the gRPC service.
 const STATE_OF_THE_WORLD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
@@ -88,20 +95,13 @@ async fn open<S: Session>(
         return unimplemented("the feed reads no compressed requests");
     }
     let Some(stream) = limits.open(&status) else {
-        status.count_refused("xds");
-        return tonic::Status::resource_exhausted(format!("the feed has {} xDS streams", limits::MOST_STREAMS))
-            .into_http();
+        status.count_refused("xds", ClientRefusal::Streams);
+        let text = format!("the feed has its maximum of {} open xDS streams: try again later", limits::MOST_STREAMS);
+        return tonic::Status::resource_exhausted(text).into_http();
     };
-    let arriving = Arc::new(client.requests());
-    let complete = Arc::clone(&arriving);
-    let decoder = RequestDecoder::<S::Request, _>::new(move || complete.complete());
-    let body = request.into_body().map_frame(move |frame| {
-        arriving.arrived(frame.data_ref().map_or(0, Bytes::len));
-        frame
-    });
-    let requests = Streaming::new_request(decoder, body, None, Some(request::LARGEST));
+    let requests = Requests::new(request.into_body(), client.incomplete_request());
     let (sender, receiver) = mpsc::channel(1);
-    let answers = Answers { client, sender };
+    let answers = Answers { _stream: client.stream(), client, sender };
     let serving = tokio::spawn(serve::<S>(requests, published, status, stream, answers));
     let parts = ReceiverStream::new(receiver).flat_map(stream::iter).map(Frame::data);
     let end = stream::once(async move {
@@ -116,13 +116,23 @@ async fn open<S: Session>(
 struct Answers {
     client: Connection,
     sender: mpsc::Sender<Vec<Bytes>>,
+    _stream: held::Stream,
 }
 
 impl Answers {
     /// Waits until the stream has accepted the previous response, then sends this one. Fails if the client has closed
     /// the stream.
-    async fn send(&self, message: Vec<Bytes>) -> Result<(), tonic::Status> {
-        self.sender.send(self.client.answer(message)).await.map_err(|_closed| closed_by_client())
+    async fn send(&self, response: Reply) -> Result<(), tonic::Status> {
+        let message = self.client.answer(response.into_message());
+        let permit = match self.sender.try_reserve() {
+            Ok(permit) => permit,
+            Err(_full_or_closed) => {
+                let _window = self.client.window();
+                self.sender.reserve().await.map_err(|_closed| closed_by_client())?
+            }
+        };
+        permit.send(message);
+        Ok(())
     }
 }
 
@@ -137,66 +147,87 @@ fn trailers(end: &tonic::Status) -> HeaderMap {
 
 /// Serves a stream. Returns the status that ends the stream.
 async fn serve<S: Session>(
-    mut requests: Streaming<S::Request>,
-    mut published: Published,
+    requests: Requests<Body>,
+    published: Published,
     status: Arc<Status>,
-    mut stream: OpenStream,
+    stream: OpenStream,
     answers: Answers,
 ) -> tonic::Status {
-    let mut session = S::default();
-    // The stream waits for the first snapshot, because a response without a snapshot would remove all members from the
-    // client.
-    let first = tokio::select! {
-        () = answers.sender.closed() => return closed_by_client(),
-        first = published.wait_for(Option::is_some) => first.map(|snapshot| snapshot.clone()),
-    };
-    let Ok(Some(mut snapshot)) = first else { return ending() };
-    loop {
-        let responses = tokio::select! {
+    let serving = Serving { session: S::default(), status: &status, stream: &stream, answers: &answers };
+    tokio::select! {
+        biased;
+        () = stream.ended() => too_many_names(&stream),
+        () = answers.sender.closed() => closed_by_client(),
+        end = serving.run(requests, published) => end.unwrap_or_else(|status| status),
+    }
+}
+
+/// The state of a stream that is being served.
+struct Serving<'a, S> {
+    session: S,
+    status: &'a Status,
+    stream: &'a OpenStream,
+    answers: &'a Answers,
+}
+
+impl<S: Session> Serving<'_, S> {
+    /// Answers requests and sends changes. Returns the status that ends the stream.
+    async fn run(
+        mut self,
+        mut requests: Requests<Body>,
+        mut published: Published,
+    ) -> Result<tonic::Status, tonic::Status> {
+        // The stream waits for the first snapshot, because a response without a snapshot would remove all members from
+        // the client.
+        let first = published.wait_for(Option::is_some).await.map(|snapshot| snapshot.clone());
+        let Ok(Some(mut snapshot)) = first else { return Err(ending()) };
+        loop {
             // A response is computed only after the stream has accepted the previous response.
-            biased;
-            () = answers.sender.closed() => return closed_by_client(),
-            request = requests.message() => match request {
-                Ok(Some(request)) => {
-                    let handled = session.on_request(&request, &snapshot);
-                    status.count_xds(handled.kind, handled.event);
-                    if !stream.set_names(session.names()) {
-                        status.count_refused("xds");
-                        return too_many_names(&stream);
+            tokio::select! {
+                biased;
+                request = requests.next() => {
+                    let request = request.inspect_err(|error| count_error(error, self.status))?;
+                    let Some(request) = request else { return Ok(tonic::Status::ok("")) };
+                    self.answer(&request, &snapshot).await?;
+                }
+                changed = published.changed() => {
+                    changed.map_err(|_closed| ending())?;
+                    snapshot = published.borrow_and_update().clone().unwrap_or_default();
+                    for kind in self.session.kinds() {
+                        self.respond(kind, &snapshot, false).await?;
                     }
-                    handled.response.into_iter().collect()
+                    // New Services of a wildcard subscription may exceed the limit, because the feed refuses only
+                    // requests.
+                    self.stream.set_names(self.session.names());
                 }
-                Ok(None) => return tonic::Status::ok(""),
-                Err(error) => {
-                    count_error(&error, &status);
-                    return error;
-                }
-            },
-            changed = published.changed() => {
-                if changed.is_err() {
-                    return ending();
-                }
-                let latest = published.borrow_and_update().clone();
-                snapshot = latest.unwrap_or_default();
-                let responses = session.on_snapshot(&snapshot);
-                // New Services of a wildcard subscription may exceed the limit: only a request is refused.
-                stream.set_names(session.names());
-                responses
-            }
-        };
-        for (kind, response) in responses {
-            status.count_xds(kind, "sent");
-            if let Err(closed) = answers.send(response.into_message()).await {
-                return closed;
             }
         }
+    }
+
+    async fn answer(&mut self, request: &S::Request, snapshot: &Snapshot) -> Result<(), tonic::Status> {
+        let Subscribed { kind, event, due } = self.session.subscribe(request);
+        self.status.count_xds(kind, event);
+        // The names are counted before a response is built, and again with the names of a wildcard subscription.
+        self.stream.request_names(self.session.names());
+        // The caller ends the stream here if this stream has too many names.
+        tokio::task::yield_now().await;
+        let Some((kind, is_due)) = due else { return Ok(()) };
+        self.respond(kind, snapshot, is_due).await?;
+        self.stream.request_names(self.session.names());
+        Ok(())
+    }
+
+    async fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Result<(), tonic::Status> {
+        let Some(response) = self.session.respond(kind, snapshot, is_due) else { return Ok(()) };
+        self.status.count_xds(kind.as_str(), "sent");
+        self.answers.send(response).await
     }
 }
 
 fn too_many_names(stream: &OpenStream) -> tonic::Status {
     let most = stream.most_names();
     tonic::Status::resource_exhausted(format!(
-        "all xDS streams of the feed subscribe to more than {most} names: raise --xds-names and the memory limit"
+        "all xDS streams together subscribe to more than {most} names: raise --xds-max-names and the memory limit"
     ))
 }
 

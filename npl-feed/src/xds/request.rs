@@ -2,19 +2,17 @@
 //! The requests of xDS clients: only the fields that the feed uses. The decoder skips all other fields, above all the
 //! description of the client's node, so that these fields take no memory.
 
-use std::{collections::HashMap, marker::PhantomData};
+use std::collections::HashMap;
 
 use prost::{
     DecodeError, Message, Name,
-    bytes::Buf as _,
     encoding::{DecodeContext, decode_key, skip_field},
 };
-use tonic::codec::{DecodeBuf, Decoder};
 
 use super::session::MOST_NAMES;
 
-/// The maximum size of a request in bytes, enough for [`MOST_NAMES`] names and the versions of these resources, which a
-/// delta client sends when it connects again.
+/// The maximum size of a request in bytes. When a delta client connects again, it sends the names and versions of its
+/// resources: the size is enough for [`MOST_NAMES`] names of up to 160 bytes.
 pub(super) const LARGEST: usize = 4 * 1024 * 1024;
 /// The maximum number of fields of a request: names to subscribe, names to unsubscribe, and versions.
 const MOST_FIELDS: usize = 3 * MOST_NAMES;
@@ -65,32 +63,18 @@ impl Name for DeltaRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct ErrorDetail {}
 
-/// Decodes the requests of a stream. `decoded` is called after each request.
-pub(super) struct RequestDecoder<T, F> {
-    decoded: F,
-    request: PhantomData<T>,
-}
-
-impl<T, F> RequestDecoder<T, F> {
-    pub(super) const fn new(decoded: F) -> Self {
-        Self { decoded, request: PhantomData }
+/// Decodes a request.
+///
+/// # Errors
+///
+/// Returns the status that ends the stream if the message is malformed, or has too many fields.
+pub(super) fn decode<T: Message + Name + Default>(bytes: &[u8]) -> Result<T, tonic::Status> {
+    let malformed = |error| tonic::Status::internal(format!("the message is no {}: {error}", T::NAME));
+    if count_fields(bytes).map_err(malformed)? > MOST_FIELDS {
+        let text = format!("the {} has more than {MOST_FIELDS} fields, such as names and versions", T::NAME);
+        return Err(tonic::Status::resource_exhausted(text));
     }
-}
-
-impl<T: Message + Name + Default, F: FnMut()> Decoder for RequestDecoder<T, F> {
-    type Item = T;
-    type Error = tonic::Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<T>, tonic::Status> {
-        (self.decoded)();
-        let malformed = |error| tonic::Status::internal(format!("the message is no {}: {error}", T::NAME));
-        let bytes = buffer.copy_to_bytes(buffer.remaining());
-        if count_fields(&bytes).map_err(malformed)? > MOST_FIELDS {
-            let text = format!("a {} has at most {MOST_FIELDS} names and versions", T::NAME);
-            return Err(tonic::Status::resource_exhausted(text));
-        }
-        T::decode(bytes).map(Some).map_err(malformed)
-    }
+    T::decode(bytes).map_err(malformed)
 }
 
 /// Counts the fields of a message without decoding their content. Each name takes a multiple of its length in memory,

@@ -9,7 +9,7 @@ use envoy_types::pb::{
     envoy::{
         config::{cluster::v3::Cluster, endpoint::v3::ClusterLoadAssignment},
         service::discovery::v3::{
-            DeltaDiscoveryRequest, DiscoveryRequest,
+            DeltaDiscoveryRequest, DiscoveryRequest, DiscoveryResponse,
             aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
         },
     },
@@ -32,13 +32,7 @@ use super::{
     tests::{pods, text, url},
     *,
 };
-use crate::{
-    core::tests::snapshot,
-    follow::Publisher,
-    held::HeldMemory,
-    listen::{Interface, Listener},
-    panics,
-};
+use crate::{core::tests::snapshot, follow::Publisher, held::HeldMemory, listen::Listener, panics, status::Interface};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The number of names to which all streams of a test may subscribe.
@@ -54,17 +48,17 @@ struct Server {
 }
 
 impl Server {
-    async fn start() -> Self {
-        Self::with_names(MOST_NAMES).await
+    fn start() -> Self {
+        Self::with_names(MOST_NAMES)
     }
 
     /// Starts a server whose streams may subscribe to this number of names.
-    async fn with_names(most_names: usize) -> Self {
+    fn with_names(most_names: usize) -> Self {
         let status = Arc::<Status>::default();
         let address = "127.0.0.1:0".parse().unwrap();
         let memory = HeldMemory::default();
         let listener =
-            Listener::bind(address, Interface::Xds, Arc::default(), None, Arc::clone(&status), memory).await.unwrap();
+            Listener::bind(address, Interface::Xds, Arc::default(), None, Arc::clone(&status), memory).unwrap();
         let address = listener.address().unwrap();
         let (publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
         let task = tokio::spawn(listener.serve(router(published, Arc::clone(&status), most_names), None));
@@ -194,7 +188,7 @@ proptest! {
         connections in prop::collection::vec(connection(), 0..4),
     ) {
         panics::run_without(async {
-            let server = Server::start().await;
+            let server = Server::start();
             for (method, frames) in calls {
                 server.call(method, frames.concat()).await;
             }
@@ -216,7 +210,7 @@ fn grpc(flag: u8, length: usize, message: &[u8]) -> Vec<u8> {
 /// `grpc-status: 0`, the client would open the stream again and again without a log line.
 #[tokio::test]
 async fn a_malformed_message_ends_the_stream_with_an_error() {
-    let server = Server::start().await;
+    let server = Server::start();
     let valid = DiscoveryRequest { type_url: Cluster::type_url(), ..DiscoveryRequest::default() }.encode_to_vec();
     let valid = grpc(0, valid.len(), &valid);
     let (mut malformed, internal) = (0, Code::Internal);
@@ -253,7 +247,7 @@ async fn an_interrupted_connection_is_no_malformed_message() {
     let (_publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
     let interrupted = stream::iter([Err::<Bytes, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
     let request = http::Request::post(DELTA).body(Body::from_stream(interrupted)).unwrap();
-    let client = HeldMemory::default().connect("xds", Arc::clone(&status));
+    let client = HeldMemory::default().connect(Interface::Xds, Arc::clone(&status));
     let router = router(published, Arc::clone(&status), MOST_NAMES).layer(Extension(client));
     let response = router.oneshot(request).await.unwrap();
     let trailers =
@@ -263,7 +257,7 @@ async fn an_interrupted_connection_is_no_malformed_message() {
 }
 
 /// Waits for the end of a stream, and returns its status.
-async fn end_of<T>(mut responses: Streaming<T>) -> tonic::Status {
+async fn end_of<T>(mut responses: tonic::Streaming<T>) -> tonic::Status {
     let end = async {
         loop {
             if let Err(status) = responses.message().await {
@@ -275,8 +269,8 @@ async fn end_of<T>(mut responses: Streaming<T>) -> tonic::Status {
 }
 
 #[tokio::test]
-async fn streams_that_subscribe_to_too_many_names_end_and_others_continue() {
-    let server = Server::start().await;
+async fn above_the_limit_of_names_the_largest_stream_ends_and_others_continue() {
+    let server = Server::start();
     let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
     let subscribe = |count: usize| DiscoveryRequest {
         type_url: ClusterLoadAssignment::type_url(),
@@ -290,16 +284,20 @@ async fn streams_that_subscribe_to_too_many_names_end_and_others_continue() {
         let open = stream::once(async move { ended.recv().await }).filter_map(async |_ended| None);
         stream::iter([subscribe(count)]).chain(open)
     };
-    let mut kept = client.stream_aggregated_resources(open(MOST_NAMES - 10)).await.unwrap().into_inner();
-    assert_eq!(timeout(PATIENCE, kept.message()).await.unwrap().unwrap().unwrap().resources.len(), MOST_NAMES - 10);
-    let refused = client.stream_aggregated_resources(open(11)).await.unwrap().into_inner();
-    let status = end_of(refused).await;
+    let resources = async |responses: &mut tonic::Streaming<DiscoveryResponse>| {
+        timeout(PATIENCE, responses.message()).await.unwrap().unwrap().unwrap().resources.len()
+    };
+    let mut kept = client.stream_aggregated_resources(open(10)).await.unwrap().into_inner();
+    assert_eq!(resources(&mut kept).await, 10);
+    let mut large = client.stream_aggregated_resources(open(MOST_NAMES - 10)).await.unwrap().into_inner();
+    assert_eq!(resources(&mut large).await, MOST_NAMES - 10);
+    let mut other = client.stream_aggregated_resources(open(11)).await.unwrap().into_inner();
+    assert_eq!(resources(&mut other).await, 11);
+    let status = end_of(large).await;
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
-    assert!(status.message().contains("raise --xds-names"), "{status:?}");
-    let mut other = client.stream_aggregated_resources(open(10)).await.unwrap().into_inner();
-    assert_eq!(timeout(PATIENCE, other.message()).await.unwrap().unwrap().unwrap().resources.len(), 10);
-    server.expect_metric("npl_feed_xds_names 1000").await;
-    server.expect_metric("npl_feed_refused_connections_total{interface=\"xds\"} 1").await;
+    assert!(status.message().contains("raise --xds-max-names"), "{status:?}");
+    server.expect_metric("npl_feed_xds_names 21").await;
+    server.expect_metric("npl_feed_refused_connections_total{interface=\"xds\",reason=\"names\"} 1").await;
     drop((kept, other, end));
     server.expect_metric("npl_feed_xds_names 0").await;
     server.task.abort();
@@ -307,7 +305,7 @@ async fn streams_that_subscribe_to_too_many_names_end_and_others_continue() {
 
 #[tokio::test]
 async fn a_request_with_too_many_names_ends_its_stream() {
-    let server = Server::start().await;
+    let server = Server::start();
     let request = DeltaDiscoveryRequest {
         type_url: Cluster::type_url(),
         resource_names_subscribe: vec![String::new(); 4 * session::MOST_NAMES],
@@ -324,7 +322,7 @@ async fn a_request_with_too_many_names_ends_its_stream() {
 /// limit of gRPC servers for a few thousand names.
 #[tokio::test]
 async fn a_delta_client_with_many_resources_can_connect_again() {
-    let server = Server::with_names(100_000).await;
+    let server = Server::with_names(100_000);
     let name =
         |number: usize| format!("a-service-with-a-long-name-{number:05}.a-namespace-with-a-long-name:a-long-port");
     let known = (0..15_000).map(|number| (name(number), "0123456789abcdef".repeat(2))).collect();
@@ -340,10 +338,24 @@ async fn a_delta_client_with_many_resources_can_connect_again() {
     server.task.abort();
 }
 
+#[tokio::test]
+async fn requests_up_to_the_maximum_size_are_read() {
+    let server = Server::start();
+    let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
+    for (number, size) in [100, 100_000, 1_000_000, request::LARGEST - 100].into_iter().enumerate() {
+        let request = DiscoveryRequest { type_url: "x".repeat(size), ..DiscoveryRequest::default() };
+        let requests = stream::iter([request]).chain(stream::pending());
+        let _responses = timeout(PATIENCE, client.stream_aggregated_resources(requests)).await.unwrap().unwrap();
+        let line = format!("npl_feed_xds_messages_total{{type=\"unknown\",event=\"unknown_type\"}} {}", number + 1);
+        server.expect_metric(&line).await;
+    }
+    server.task.abort();
+}
+
 /// Names that no resource can have take no memory.
 #[tokio::test]
 async fn names_that_are_too_long_are_ignored() {
-    let server = Server::start().await;
+    let server = Server::start();
     let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
     let request = DiscoveryRequest {
         type_url: ClusterLoadAssignment::type_url(),
@@ -359,7 +371,7 @@ async fn names_that_are_too_long_are_ignored() {
 
 #[tokio::test]
 async fn a_nack_is_counted_in_both_variants() {
-    let server = Server::start().await;
+    let server = Server::start();
     let (type_url, error_detail) = (Cluster::type_url(), Some(RpcStatus { code: 3, ..RpcStatus::default() }));
     let mut client = AggregatedDiscoveryServiceClient::new(server.connect().await);
     let (sender, requests) = mpsc::channel(1);

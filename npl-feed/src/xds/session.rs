@@ -1,36 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The code that both variants of xDS share: state of the world and delta.
 
-use super::encode::Reply;
+use super::{encode::Reply, resources::Kind};
 use crate::core::snapshot::Snapshot;
 
-/// The result of a request to a session: the resource type and the event for the metrics and, if a response must be
-/// sent, the response.
+/// The result of a request to a session: the resource type and the event for the metrics, and the response that is due.
 #[derive(Debug)]
-pub(super) struct Handled {
+pub(super) struct Subscribed {
     /// The short name of the resource type.
     pub(super) kind: &'static str,
     /// The event for the metrics: `subscribe`, `ack`, `nack`, `stale` or `unknown_type`.
     pub(super) event: &'static str,
-    pub(super) response: Option<(&'static str, Reply)>,
+    /// The type for which the caller must call [`Session::respond`], and the value of `is_due`; `None` if the request
+    /// gets no response.
+    pub(super) due: Option<(Kind, bool)>,
 }
 
 /// The state machine of one xDS stream.
 pub(super) trait Session: Default + Send + 'static {
     type Request: prost::Message + prost::Name + Default + 'static;
 
-    fn on_request(&mut self, request: &Self::Request, snapshot: &Snapshot) -> Handled;
-    /// Returns the responses to send after a new snapshot, in the order in which a client needs them.
-    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Reply)>;
-    /// Returns the number of names that the session keeps, of subscriptions or of resources that the client has.
+    /// Changes the subscriptions as the request demands.
+    fn subscribe(&mut self, request: &Self::Request) -> Subscribed;
+    /// Returns the types with subscriptions, in the order in which a client needs their responses.
+    fn kinds(&self) -> Vec<Kind>;
+    /// Returns the response with the changes since the last response of the type; `None` if there are none and
+    /// `is_due` is false.
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply>;
+    /// Returns the number of names in memory: for each type, the subscribed names or the names of the resources that
+    /// the client has, whichever are more.
     fn names(&self) -> usize;
 }
 
 /// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
-/// The maximum length of a name or version in bytes. Longer ones are ignored: no resource has such a name, because a
-/// namespace, the name of a Service and the name of a port have at most 63 bytes each.
-const LONGEST_NAME: usize = 256;
+/// The maximum length of a name or version in bytes. Longer ones are ignored: the name of a resource consists of the
+/// name of a Service and of a namespace, with at most 63 bytes each, the name of a port with at most 15, and two
+/// separators.
+const LONGEST_NAME: usize = 63 + 63 + 15 + 2;
 
 /// Returns whether a resource can have this name or version.
 pub(super) const fn is_possible(name: &str) -> bool {

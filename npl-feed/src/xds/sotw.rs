@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::StateOfTheWorldRequest,
     resources::{self, Kind},
-    session::{Handled, MOST_NAMES, Session, answer, is_possible},
+    session::{MOST_NAMES, Session, Subscribed, answer, is_possible},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -58,38 +58,30 @@ impl Subscription {
 impl Session for StateOfTheWorld {
     type Request = StateOfTheWorldRequest;
 
-    fn on_request(&mut self, request: &StateOfTheWorldRequest, snapshot: &Snapshot) -> Handled {
+    fn subscribe(&mut self, request: &StateOfTheWorldRequest) -> Subscribed {
         let Some(kind) = Kind::of_url(&request.type_url) else {
-            return Handled { kind: "unknown", event: "unknown_type", response: None };
+            return Subscribed { kind: "unknown", event: "unknown_type", due: None };
         };
         let is_new = !self.subscriptions.contains_key(&kind);
         let subscription = self.subscriptions.entry(kind).or_default();
         let is_answer = !is_new && !request.response_nonce.is_empty();
         if is_answer && request.response_nonce != subscription.nonce {
-            return Handled { kind: kind.as_str(), event: "stale", response: None };
+            return Subscribed { kind: kind.as_str(), event: "stale", due: None };
         }
         subscription.subscribe(kind, &request.resource_names);
         let event = if is_answer { answer(request.error_detail.is_some()) } else { "subscribe" };
         // A request without a nonce, such as the first request after a reconnect, always gets a response.
-        let response = self.respond(kind, snapshot, !is_answer);
-        Handled { kind: kind.as_str(), event, response: response.map(|response| (kind.as_str(), response)) }
+        Subscribed { kind: kind.as_str(), event, due: Some((kind, !is_answer)) }
     }
 
-    fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, Reply)> {
-        let subscribed: Vec<Kind> = self.subscriptions.keys().copied().collect();
-        let mut responses = Vec::new();
-        for kind in subscribed {
-            responses.extend(self.respond(kind, snapshot, false).map(|response| (kind.as_str(), response)));
-        }
-        responses
+    fn kinds(&self) -> Vec<Kind> {
+        self.subscriptions.keys().copied().collect()
     }
 
     fn names(&self) -> usize {
         self.subscriptions.values().map(|subscription| subscription.names.len().max(subscription.sent.len())).sum()
     }
-}
 
-impl StateOfTheWorld {
     /// Returns a response if a subscribed resource is new or has changed, if a subscribed cluster or listener was
     /// removed, or if `is_due` is true; otherwise returns `None`.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply> {

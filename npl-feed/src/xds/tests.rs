@@ -15,12 +15,22 @@ use envoy_types::pb::{
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::{delta, encode::Reply, names, resources::Kind, session::Session, sotw};
-use crate::core::{
-    model::{Change, Pod},
-    snapshot::Snapshot,
-    state::State,
-    tests::{annotation, cluster, pod, service},
+use super::{
+    delta,
+    encode::Reply,
+    names,
+    resources::Kind,
+    session::{Session, Subscribed},
+    sotw,
+};
+use crate::{
+    core::{
+        model::{Change, Pod},
+        snapshot::Snapshot,
+        state::State,
+        tests::{annotation, cluster, pod, service},
+    },
+    held::Part,
 };
 
 type StateOfTheWorld = Decoding<sotw::StateOfTheWorld, DiscoveryResponse>;
@@ -42,20 +52,33 @@ struct Handled<R> {
 impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
     /// Handles a request of the complete message type, as it arrives from a client.
     fn on_request(&mut self, request: &impl prost::Message, snapshot: &Snapshot) -> Handled<R> {
-        let handled = self.session.on_request(&received(request), snapshot);
-        Handled { kind: handled.kind, event: handled.event, response: handled.response.map(Self::decode) }
+        let Subscribed { kind, event, due } = self.session.subscribe(&received(request));
+        let reply = due.and_then(|(kind, is_due)| Some((kind, self.session.respond(kind, snapshot, is_due)?)));
+        Handled { kind, event, response: reply.map(Self::decode) }
     }
 
     fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, R)> {
-        self.session.on_snapshot(snapshot).into_iter().map(Self::decode).collect()
+        let replies = self.session.kinds().into_iter();
+        let replies = replies.filter_map(|kind| Some((kind, self.session.respond(kind, snapshot, false)?)));
+        replies.map(Self::decode).collect()
     }
 
-    fn decode((kind, reply): (&'static str, Reply)) -> (&'static str, R) {
-        let message = reply.into_message().concat();
+    fn decode((kind, reply): (Kind, Reply)) -> (&'static str, R) {
+        let message = bytes_of(reply);
         let (start, content) = message.split_at(5);
         assert_eq!(start, [&[0][..], &u32::try_from(content.len()).unwrap().to_be_bytes()].concat());
-        (kind, R::decode(content).unwrap())
+        (kind.as_str(), R::decode(content).unwrap())
     }
+}
+
+/// Returns the bytes that are sent for a reply.
+fn bytes_of(reply: Reply) -> Vec<u8> {
+    let parts = reply.into_message().into_iter();
+    parts
+        .flat_map(|part| match part {
+            Part::Own(bytes) | Part::Shared(bytes) => bytes,
+        })
+        .collect()
 }
 
 /// Decodes a request as the feed decodes it.
@@ -162,12 +185,23 @@ fn clients_share_the_encoded_endpoints() {
         resource_names_subscribe: vec![NAME.to_owned(), "web.default:80".to_owned()],
         ..DeltaDiscoveryRequest::default()
     };
-    let by_name =
-        sotw::StateOfTheWorld::default().on_request(&received(&ask(Kind::Endpoints, &[NAME])), &snapshot).response;
-    let by_all = delta::Delta::default().on_request(&received(&subscribe), &snapshot).response;
-    let [one, all] = [by_name, by_all].map(|response| response.unwrap().1.into_message());
-    assert_eq!((one.len(), all.len()), (2, 4), "own and shared parts alternate");
-    assert!(all.iter().skip(1).step_by(2).all(|part| part.as_ptr() == one[1].as_ptr() && part.len() > 100));
+    fn parts<S: Session>(request: &impl prost::Message, snapshot: &Snapshot) -> Vec<Part> {
+        let mut session = S::default();
+        session.subscribe(&received(request));
+        session.respond(Kind::Endpoints, snapshot, true).unwrap().into_message()
+    }
+    let one = parts::<sotw::StateOfTheWorld>(&ask(Kind::Endpoints, &[NAME]), &snapshot);
+    let all = parts::<delta::Delta>(&subscribe, &snapshot);
+    let shared = |parts: &[Part]| -> Vec<_> {
+        let shared = parts.iter().filter_map(|part| match part {
+            Part::Shared(bytes) => Some(bytes.clone()),
+            Part::Own(_) => None,
+        });
+        shared.collect()
+    };
+    let (one, all) = (shared(&one), shared(&all));
+    assert_eq!((one.len(), all.len()), (1, 2));
+    assert!(all.iter().all(|part| part.as_ptr() == one[0].as_ptr() && part.len() > 100));
 }
 
 #[test]

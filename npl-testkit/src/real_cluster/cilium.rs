@@ -38,15 +38,14 @@ const USER: &str = "npl:cilium";
 /// Cilium's agent and CNI plug-in, its custom resource definitions, and the source of its kernel programs.
 const FILES: [&str; 4] = ["daemon", "cilium-cni", "crds", "bpf"];
 
-/// The programs of Cilium on the uplink. The Node can connect its Pods only when both are attached, which is later than
-/// the Node's readiness.
+/// The programs of Cilium on the uplink. Pods of the Node have no network before both are attached, which is after
+/// the Node becomes ready.
 const UPLINK_PROGRAMS: [(TcAttachType, &str); 2] =
     [(TcAttachType::Ingress, "cil_from_netdev"), (TcAttachType::Egress, "cil_to_netdev")];
 
-/// The directory for the agent's temporary files inside the Node. The agent must not create its CNI settings below
-/// `/run` and then move them to their directory there, because containerd ignores a file that has been moved from
-/// another directory. The agent cannot move a file from another mount, so it creates the file in the directory of the
-/// settings.
+/// The directory for temporary files of Cilium's agent inside the Node. The directory is on another mount than the CNI
+/// settings, so the agent cannot move a temporary file there, and creates the settings in their directory. containerd
+/// would ignore a file that is moved there from another directory.
 const AGENT_TEMPORARY: &str = "/var/lib/cilium-temporary";
 
 /// The same directory, relative to the Node's directory.
@@ -55,9 +54,10 @@ const AGENT_TEMPORARY_OUTSIDE: &str = "lib/cilium-temporary";
 /// The directory of [`COMPILER`] inside the Node, relative to the root.
 const COMPILER_FOLDER: &str = "run/npl/compiler";
 
-/// Compiles one of the agent's programs with the compiler `$NPL_CLANG`, and stores the object in the directory
-/// `$TMPDIR`. The agent kills this script when the creation of a Pod takes longer than 90 s, which happens on a busy
-/// machine. The compilation then continues, and the script answers the agent's next attempt with the stored object.
+/// Compiles one of Cilium's kernel programs with the compiler `$NPL_CLANG`, and stores the object in the directory
+/// `$TMPDIR`. Cilium's agent kills this script when the creation of a Pod takes longer than 90 s, which happens on a
+/// busy machine. The compilation then continues, and the script answers the agent's next attempt with the stored
+/// object.
 const COMPILER: &str = r#"#!/bin/sh
 case " $* " in *" -c "*) ;; *) exec "$NPL_CLANG" "$@" ;; esac
 key=$({ printf '%s\n' "$@"; "$NPL_CLANG" "$@" -E; } | sha256sum | cut -d ' ' -f 1)
@@ -176,11 +176,11 @@ impl Cilium {
             || UPLINK_PROGRAMS.iter().all(|(hook, name)| is_attached(netns, *hook, name).unwrap_or_default());
         let is_routed = |to: &NodeNumber| {
             let leads_there = |(pods, node): (IpAddr, IpAddr)| {
-                let way = match self.routing {
+                let next_hop = match self.routing {
                     Routing::Vxlan => "dev cilium_host ".to_owned(),
                     Routing::Native => format!("via {node} "),
                 };
-                netns.ip(&format!("route get {pods}")).is_ok_and(|route| route.contains(&way))
+                netns.ip(&format!("route get {pods}")).is_ok_and(|route| route.contains(&next_hop))
             };
             to.bridge_addresses().into_iter().zip(to.addresses()).all(leads_there)
         };
@@ -227,7 +227,7 @@ const FLAGS: [&str; 18] = [
     "--kube-proxy-replacement=true",
     "--enable-ipv4-masquerade=true",
     "--enable-ipv6-masquerade=true",
-    // The proxy of layer 7 is Envoy, and Hubble and the health checks connect to further processes.
+    // Envoy (the layer-7 proxy), Hubble and the health checks would need further processes.
     "--enable-l7-proxy=false",
     "--enable-hubble=false",
     "--enable-health-checking=false",

@@ -21,8 +21,7 @@ const FOLDER: &str = "run/npl/cni";
 /// The file with the CNI configuration, relative to the Node's directory and to the root inside the Node.
 pub(super) const FILE: &str = "run/npl/cni/10-npl.conflist";
 
-/// The directory of the CNI plug-ins of a provider that adds plug-ins to those of the machine, relative to the Node's
-/// directory.
+/// The directory of all CNI plug-ins of a Node whose provider has its own plug-ins, relative to the Node's directory.
 const PLUGINS: &str = "run/npl/cni-plugins";
 
 /// The CNI plug-in that connects a cluster's Pods.

@@ -151,7 +151,7 @@ const VARIABLES: &[(&str, &str, &str, &str)] = &[
     ("feed.xds.enabled", "false", "NPL_FEED_XDS", "none"),
     ("feed.dns.port", "5354", "NPL_FEED_DNS", "[::]:5354"),
     ("feed.http.port", "8081", "NPL_FEED_HTTP", "[::]:8081"),
-    ("feed.xds.maxNames", "5000000", "NPL_FEED_XDS_NAMES", "5000000"),
+    ("feed.xds.maxNames", "5000000", "NPL_FEED_XDS_MAX_NAMES", "5000000"),
     ("feed.dns.zone", "\"npl.example.org\"", "NPL_FEED_ZONE", "npl.example.org"),
     ("feed.services", "\"a in (b,c)\"", "NPL_FEED_SERVICES", "a in (b,c)"),
     ("feed.logFormat", "\"json\"", "NPL_FEED_LOG_FORMAT", "json"),

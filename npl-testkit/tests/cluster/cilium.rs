@@ -13,10 +13,11 @@ use crate::network_policy::{NAME, answering, wait};
 use crate::traffic::{PORTS, assert_answers, assert_served};
 use crate::world::{NAMESPACE, World};
 
-/// The port on every Node of the Service of the test.
+/// The node port of the test's Service of type `NodePort`, which Cilium serves.
 const NODE_PORT: u16 = 30080;
 
-/// Returns a `CiliumNetworkPolicy` under which only clients with these ranges reach the shop, only at its TCP port.
+/// Returns a `CiliumNetworkPolicy` that admits only clients with addresses in these ranges, and only to the TCP port of
+/// the shop.
 fn policy(ranges: &[String]) -> Value {
     json!({
         "apiVersion": "cilium.io/v2",
@@ -48,7 +49,7 @@ pub(crate) fn a_cilium_network_policy_admits_the_named_client_at_the_named_port(
         assert_answers(&outside, &pod, Protocol::Tcp, entry.address());
     }
 
-    // The policy of another client refuses this client at all node ports.
+    // A policy that admits only another client refuses this client at all node ports.
     let others = ["203.0.113.1/32".to_owned(), "2001:db8:ffff::1/128".to_owned()];
     let path = format!("{policies}/{NAME}");
     api.merge_patch(&path, &policy(&others)).unwrap();

@@ -47,7 +47,7 @@ pub(super) fn obtain() -> Result<PathBuf> {
         collect(&unpacked, folder)?;
         fs::remove_dir_all(&unpacked).context("remove the unpacked packages")?;
         process::ask(Command::new(folder.join("clang")).arg("--version"))
-            .with_context(|| format!("run {COMPILER}, whose other libraries must be installed"))
+            .with_context(|| format!("run {COMPILER}, which also needs installed shared libraries"))
             .map(drop)
     })
 }

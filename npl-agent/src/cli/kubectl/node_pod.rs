@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{cli::note, config::kubectl_args::OnArgs, core::verdict::HealthVerdict};
 
-/// The Namespaces of `kubectl npl on`. The level `privileged` admits Pods with the host network and with `hostPath`
-/// volumes.
+/// The kind of Namespace that `kubectl npl on --create-pod` creates. The level `privileged` admits Pods with the host
+/// network and with `hostPath` volumes.
 const NAMESPACE: Kind = Kind { label: "npl-on", level: "privileged" };
 /// The name of the Pods' `ServiceAccount`, which has no rights.
 const ACCOUNT: &str = "npl-agent";
@@ -73,8 +73,8 @@ pub(super) struct NodePods<'a> {
 }
 
 impl<'a> NodePods<'a> {
-    /// Chooses the name of the Namespace, without creating the Namespace. Names the Namespaces that an earlier command
-    /// has left.
+    /// Chooses the name of the Namespace, without creating the Namespace. Writes the names of
+    /// Namespaces that an earlier command has not removed to standard error.
     pub(super) fn new(
         kubectl: Kubectl<'a>,
         kind: &'static Kind,

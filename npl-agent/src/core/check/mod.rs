@@ -30,7 +30,7 @@ pub struct Cluster {
     pub nodes: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
-/// The kind of difference between a Pod's annotation and the cluster.
+/// The kind of a difference between annotations, the cluster and the kernel's mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -46,7 +46,7 @@ pub enum Kind {
     Unreadable,
     /// The annotation names a node port that the kernel does not map to the Pod's port.
     NotMapped,
-    /// The kernel maps a node port that no Pod has.
+    /// The kernel maps a node port that belongs to no Pod of the Node.
     Unowned,
 }
 
@@ -65,17 +65,17 @@ impl Kind {
     }
 }
 
-/// An inconsistency between a Pod's annotation and the cluster.
+/// A difference between annotations, the cluster and the kernel's mappings.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inconsistency {
     /// The kind of the inconsistency.
     pub kind: Kind,
-    /// The namespace of the Pod.
+    /// The namespace of the Pod; empty for [`Kind::Unowned`].
     pub namespace: String,
-    /// The name of the Pod.
+    /// The name of the Pod; empty for [`Kind::Unowned`].
     pub pod: String,
-    /// The Node of the Pod.
+    /// The Node of the Pod or of the mapping.
     pub node: String,
     /// The description of the inconsistency, one sentence.
     pub text: String,

@@ -116,11 +116,11 @@ checks! {
         effect "Clients that connect to these addresses are not served.",
         action "If no agent runs, start an agent. If an agent runs, run the check again after a second, because the agent serves new addresses with a short delay. If the check still lists addresses, the Node has more than 256 addresses of an IP family, of which only 256 are served.";
     annotations: "Do the annotations of the Node's Pods match the kernel's mappings and the Node's addresses?"
-        Ok "Each node port of an annotation is mapped to the Pod's port, on a published address of the Node, and each mapping belongs to a Pod; or no agent runs.",
-        Warning "The kernel has mappings of node ports that no Pod of the Node has.",
-        Failed "An annotation names a node port that the kernel does not map to the Pod's port, or an address that the Node does not have. Only differences that last for a second are reported.",
+        Ok "Each annotation names only published addresses of the Node, and node ports that the kernel maps to the Pod's port, or host ports; and each mapping belongs to a Pod of the Node or drains. Differences that last for less than a second are ignored. Also `ok` if no agent runs.",
+        Warning "The kernel maps node ports that belong to no Pod of the Node.",
+        Failed "An annotation names a node port that the kernel does not map to the Pod's port, or an address that the Node does not have.",
         Unknown "The agent's socket does not answer: set `--runtime-dir`; or the command lacks the privileges to read the maps.";
-        effect "Clients of these node ports reach no Pod, or another Pod.",
+        effect "Clients of these node ports reach no Pod, or a Pod to which the node port does not belong.",
         action "The agent corrects mappings at the next `--resync`, and annotations as soon as the API server accepts them. If the difference lasts, see [the annotation and the mappings differ](../troubleshoot.md#the-annotation-and-the-mappings-differ).";
     node_network: "Are there Pods on the Node's own network, behind macvlan or ipvlan devices?"
         Ok "The check is `ok` with and without such devices. The finding lists macvlan and ipvlan devices of the Node that have an address on the network of an uplink.",

@@ -6,7 +6,7 @@ The feed's environment variables.
 {{- $feed := .Values.feed -}}
 - name: NPL_FEED_XDS
   value: {{ $feed.xds.enabled | ternary (printf "[::]:%d" (int $feed.xds.port)) "none" | quote }}
-- name: NPL_FEED_XDS_NAMES
+- name: NPL_FEED_XDS_MAX_NAMES
   value: {{ int $feed.xds.maxNames | quote }}
 - name: NPL_FEED_DNS
   value: {{ $feed.dns.enabled | ternary (printf "[::]:%d" (int $feed.dns.port)) "none" | quote }}

@@ -43,8 +43,8 @@ use crate::{
 
 /// The time limit of the whole command. The summary names the Nodes whose documents have not been collected by then.
 const LIMIT: Duration = node_pod::LIMIT;
-/// The Namespaces with the Pods on Nodes where no agent runs. The level `privileged` admits Pods with the host network
-/// and with `hostPath` volumes.
+/// The kind of Namespace for the Pods that `--create-pods` creates. The level `privileged` admits Pods with the host
+/// network and with `hostPath` volumes.
 const NAMESPACE: Kind = Kind { label: "npl-bundle", level: "privileged" };
 /// The time limit for the documents of one Node.
 const NODE_LIMIT: Duration = Duration::from_mins(1);
@@ -113,8 +113,8 @@ fn write(
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(HealthVerdict::CannotTell.exit_code()) })
 }
 
-/// Returns the Pods for Nodes where no agent runs, of which none is created yet. `None` if the user has not asked for
-/// Pods, or if an agent runs on every Node.
+/// Plans the Pods on Nodes where no agent runs, without creating them. Returns `None` without `--create-pods`, or if an
+/// agent runs on every selected Node.
 fn node_pods<'a>(
     kubectl: Kubectl<'a>,
     args: &'a ClusterBundleArgs,

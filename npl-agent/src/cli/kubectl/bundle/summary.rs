@@ -29,7 +29,7 @@ impl<'a> NodePlan<'a> {
         self.agent.filter(|agent| agent.is_running)
     }
 
-    /// Says why no agent can answer.
+    /// Returns the reason why no agent on the Node can answer.
     pub(super) fn without_agent(&self) -> String {
         match self.agent {
             Some(agent) => format!("the agent's container does not run ({})", agent.state),
