@@ -22,6 +22,7 @@ mod docs;
 mod ebpf;
 mod emulation;
 mod features;
+mod files;
 mod image;
 mod kernel_object;
 mod leftovers;

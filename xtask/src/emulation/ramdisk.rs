@@ -5,15 +5,15 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::Guest;
-use crate::process;
 use crate::setup::KernelImage;
+use crate::{files, process};
 
 /// The path of the test binary in the guest.
 pub(super) const TEST_BINARY: &str = "/test";
@@ -37,12 +37,12 @@ pub(super) fn write(archive: &Path, image: &KernelImage, guest: &Guest) -> Resul
         fs::create_dir_all(root.join(folder)).with_context(|| format!("create {}/{folder}", root.display()))?;
     }
     add_programs(&root, guest.programs)?;
-    add_file(Path::new(guest.test.get_program()), &below(&root, Path::new(TEST_BINARY)))?;
+    files::copy(Path::new(guest.test.get_program()), &below(&root, Path::new(TEST_BINARY)))?;
     for path in &guest.copies {
-        if path.is_dir() { copy_folder(path, &below(&root, path))? } else { add_file(path, &below(&root, path))? }
+        files::copy(path, &below(&root, path))?;
     }
-    copy_folder(&image.library(), &root.join("lib"))?;
-    write_executable(&root.join("init"), &guest.init_script())?;
+    files::copy(&image.library(), &root.join("lib"))?;
+    files::write_executable(&root.join("init"), &guest.init_script())?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n::1 localhost\n").context("write etc/hosts")?;
     pack(&root, archive)?;
     fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))
@@ -50,7 +50,7 @@ pub(super) fn write(archive: &Path, image: &KernelImage, guest: &Guest) -> Resul
 
 fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     let busybox = process::find("busybox").context("busybox is not installed: run `cargo xtask setup`")?;
-    add_file(&busybox, &root.join("bin/busybox"))?;
+    files::copy(&busybox, &root.join("bin/busybox"))?;
     let mut libraries = shared_libraries(&busybox)?;
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
@@ -59,14 +59,14 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
         // alternatives, one binary serves several tools, and acts according to the name by which it is called.
         let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);
-        add_file(&real, &below(root, &real))?;
+        files::copy(&real, &below(root, &real))?;
         let called = root.join("usr/sbin").join(tool);
         if !called.exists() {
             symlink(&real, &called).with_context(|| format!("link {tool}"))?;
         }
     }
     for library in &libraries {
-        add_file(library, &below(root, library))?;
+        files::copy(library, &below(root, library))?;
     }
     add_match_extensions(root, &libraries)
 }
@@ -76,7 +76,7 @@ fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()
     let folders: BTreeSet<PathBuf> = libraries.iter().filter_map(|path| Some(path.parent()?.join("xtables"))).collect();
     // Links are resolved: `ldd` prints paths below /lib, which is a link to /usr/lib, but iptables searches /usr/lib.
     let real: BTreeSet<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
-    real.iter().try_for_each(|folder| copy_folder(folder, &below(root, folder)))
+    real.iter().try_for_each(|folder| files::copy(folder, &below(root, folder)))
 }
 
 fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
@@ -93,28 +93,6 @@ fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
 
 fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
-}
-
-fn add_file(from: &Path, to: &Path) -> Result<()> {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    }
-    fs::copy(from, to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
-}
-
-fn copy_folder(from: &Path, to: &Path) -> Result<()> {
-    for entry in from.read_dir().with_context(|| format!("list {}", from.display()))? {
-        let entry = entry.with_context(|| format!("list {}", from.display()))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() { copy_folder(&source, &target)? } else { add_file(&source, &target)? }
-    }
-    Ok(())
-}
-
-fn write_executable(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("make {} executable", path.display()))
 }
 
 /// Packs the root directory as an uncompressed archive: on an emulated machine, decompressing takes longer than reading

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Installs Debian packages if this machine runs Debian and the user is root.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -43,7 +44,7 @@ pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
 
 /// Downloads a package from this machine's package sources into a folder, without installing the package. Returns the
 /// path of the package file.
-pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
+fn download(package: &str, folder: &Path) -> Result<PathBuf> {
     if process::find("apt-get").is_none() {
         bail!("this machine has no apt-get: install {package}, so that its programs are in the search path");
     }
@@ -63,6 +64,18 @@ pub(crate) fn download(package: &str, folder: &Path) -> Result<PathBuf> {
     files
         .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
         .with_context(|| format!("apt-get downloaded no file of {package}"))
+}
+
+/// Downloads a package and unpacks its files into a folder, without installing the package. `work` is a new folder for
+/// the package file.
+pub(crate) fn unpack(package: &str, work: &Path, folder: &Path) -> Result<()> {
+    fs::create_dir_all(work).with_context(|| format!("create {}", work.display()))?;
+    extract(&download(package, work)?, folder)
+}
+
+/// Unpacks the files of a package file into a folder.
+pub(crate) fn extract(package: &Path, folder: &Path) -> Result<()> {
+    process::ask(Command::new("dpkg-deb").arg("--extract").arg(package).arg(folder)).map(drop)
 }
 
 /// Whether xtask can install packages on this machine.

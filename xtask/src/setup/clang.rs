@@ -5,14 +5,14 @@
 //! installed package instead of the libLLVM of the Rust compiler.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
 use super::apt;
-use crate::{cache, process};
+use crate::{cache, files, process};
 
 /// The compiler, which is also the name of its Debian package. The kernel refuses Cilium's programs if clang 14 has
 /// compiled them.
@@ -40,24 +40,17 @@ pub(super) fn obtain() -> Result<PathBuf> {
     let made_from = PACKAGES.map(str::as_bytes);
     cache::obtain("clang", &[&made_from[..], &[WRAPPER.as_bytes()]].concat(), |folder| {
         process::say(&format!("{COMPILER}: downloading the compiler of Cilium's kernel programs once, 50 MB"));
-        let unpacked = folder.join("unpacked");
+        let work = folder.join("work");
+        let unpacked = work.join("unpacked");
         for package in PACKAGES {
-            unpack(package, &folder.join(package), &unpacked)?;
+            apt::unpack(package, &work.join(package), &unpacked)?;
         }
         collect(&unpacked, folder)?;
-        fs::remove_dir_all(&unpacked).context("remove the unpacked packages")?;
+        fs::remove_dir_all(&work).context("remove the packages")?;
         process::ask(Command::new(folder.join("clang")).arg("--version"))
             .with_context(|| format!("run {COMPILER}, which also needs installed shared libraries"))
             .map(drop)
     })
-}
-
-/// Downloads a package into a new folder, and unpacks the package.
-fn unpack(package: &str, folder: &Path, unpacked: &Path) -> Result<()> {
-    fs::create_dir(folder).with_context(|| format!("create {}", folder.display()))?;
-    let file = apt::download(package, folder)?;
-    process::run_quietly(Command::new("dpkg-deb").arg("-x").arg(file).arg(unpacked))?;
-    fs::remove_dir_all(folder).with_context(|| format!("remove {}", folder.display()))
 }
 
 /// Moves the compiler and its libraries out of the unpacked packages, and writes the program `clang`.
@@ -69,7 +62,5 @@ fn collect(unpacked: &Path, folder: &Path) -> Result<()> {
     let mut find = Command::new("find");
     find.arg(unpacked.join("usr/lib")).args(["-type", "f", "-name", "lib*.so*", "-exec", "mv", "-t"]).arg(&libraries);
     process::run_quietly(find.args(["{}", "+"]))?;
-    let program = folder.join("clang");
-    fs::write(&program, WRAPPER).context("write the program clang")?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("make the program clang executable")
+    files::write_executable(&folder.join("clang"), WRAPPER)
 }

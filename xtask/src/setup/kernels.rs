@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Need, ensure};
+use super::{Need, apt, ensure};
 use crate::{cache, process};
 
 /// A kernel of Debian that an emulated machine can boot.
@@ -133,7 +133,7 @@ impl Kernel {
         }
         let unpacked = work.join("unpacked");
         for package in files_with_ending(&work, "deb")? {
-            process::ask(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked))?;
+            apt::extract(&package, &unpacked)?;
         }
         copy_bootable_parts(&unpacked, folder)?;
         fs::write(folder.join("package"), image).context("write the name of the kernel's package")?;

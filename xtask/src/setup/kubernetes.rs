@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::parts::{CALICO, CILIUM, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODES, Part};
 use super::{clang, prometheus};
-use crate::{cache, paths, process};
+use crate::{cache, files, paths, process};
 
 /// With these flags, the compiler writes no debug information, which the linker would remove anyway, and inlines no
 /// functions. Together, both flags shorten the build by 40 %.
@@ -239,21 +239,7 @@ fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Resu
     let mut list = Command::new("go");
     list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", part.versioned]);
     let from = Path::new(process::ask(&mut list)?.trim()).join(file);
-    copy(&from, &folder.join(from.file_name().context("name a file of the module")?))
-}
-
-/// Copies a file, or a directory with its content. The copies are writable, unlike the files in Go's module cache.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    if from.is_dir() {
-        fs::create_dir(to).with_context(|| format!("create {}", to.display()))?;
-        for entry in fs::read_dir(from).with_context(|| format!("list {}", from.display()))? {
-            let entry = entry.with_context(|| format!("list {}", from.display()))?;
-            copy(&entry.path(), &to.join(entry.file_name()))?;
-        }
-        return Ok(());
-    }
-    let bytes = fs::read(from).with_context(|| format!("read {}", from.display()))?;
-    fs::write(to, bytes).with_context(|| format!("write {}", to.display()))
+    files::copy(&from, &folder.join(from.file_name().context("name a file of the module")?))
 }
 
 /// Runs `go build -v`, which prints a line for each compiled package, and reports the progress.

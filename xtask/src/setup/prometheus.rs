@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
@@ -33,9 +32,7 @@ pub(super) fn obtain() -> Result<PathBuf> {
 
 fn unpack(folder: &Path) -> Result<()> {
     let work = folder.join("work");
-    fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
-    let archive = apt::download(PACKAGE, &work)?;
-    process::ask(Command::new("dpkg-deb").arg("--extract").arg(archive).arg(work.join("unpacked")))?;
+    apt::unpack(PACKAGE, &work, &work.join("unpacked"))?;
     for program in PROGRAMS {
         let unpacked = work.join("unpacked/usr/bin").join(program);
         fs::rename(&unpacked, folder.join(program)).with_context(|| format!("the package has no {program}"))?;
