@@ -2,7 +2,9 @@
 //! Runs external programs, and names those that tests require.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -55,6 +57,19 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 /// If the source cannot be read or the destination cannot be written.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     output(Command::new("cp").arg(from).arg(to)).map(drop)
+}
+
+/// Writes a program, such as a shell script. This process writes another file, which [`copy_program`] copies.
+///
+/// # Errors
+/// If the file or its copy cannot be written.
+pub fn write_program(path: &Path, text: &str) -> Result<()> {
+    let source = path.with_extension("source");
+    fs::write(&source, text).with_context(|| format!("write {}", source.display()))?;
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("make {} executable", source.display()))?;
+    copy_program(&source, path)?;
+    fs::remove_file(&source).with_context(|| format!("remove {}", source.display()))
 }
 
 /// Returns the command line as typed in a shell.

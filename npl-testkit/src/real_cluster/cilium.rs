@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -118,7 +118,7 @@ impl Cilium {
             fs::create_dir(new).with_context(|| format!("create {}", new.display()))?;
         }
         symlink(self.folder.join("bpf"), library.join("bpf")).context("link the source of Cilium's programs")?;
-        write_compiler(&compiler)?;
+        tools::write_program(&compiler.join("clang"), COMPILER)?;
         Ok(inside)
     }
 
@@ -195,15 +195,6 @@ impl Cilium {
     }
 }
 
-/// Writes the program `clang` that the agent runs.
-fn write_compiler(folder: &Path) -> Result<PathBuf> {
-    let program = folder.join("clang");
-    fs::write(&program, COMPILER).with_context(|| format!("write {}", program.display()))?;
-    let executable = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(&program, executable).with_context(|| format!("make {} executable", program.display()))?;
-    Ok(program)
-}
-
 /// Whether a program with this name is attached to a hook of the Node's uplink by a TCX link.
 fn is_attached(netns: &Netns, hook: TcAttachType, name: &str) -> Result<bool> {
     let (_, programs) =
@@ -251,9 +242,9 @@ cat "$TMPDIR/made"
         let folder = std::env::temp_dir().join(format!("npl-compiler-{}", std::process::id()));
         let fake = folder.join("fake");
         fs::create_dir_all(&folder).unwrap();
-        let program = write_compiler(&folder).unwrap();
-        fs::write(&fake, FAKE).unwrap();
-        fs::set_permissions(&fake, fs::Permissions::from_mode(0o755)).unwrap();
+        let program = folder.join("clang");
+        tools::write_program(&program, COMPILER).unwrap();
+        tools::write_program(&fake, FAKE).unwrap();
         let compile = || {
             let mut command = Command::new("sh");
             command.arg(&program).args(["-c", "a.c", "-o", "-"]).env("NPL_CLANG", &fake).env("TMPDIR", &folder);

@@ -4,7 +4,7 @@
 //! answers for the replicas of the feed, and passes all other commands to kubectl.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -38,10 +38,7 @@ fn programs(world: &World) -> PathBuf {
         real.display(),
         agent.display()
     );
-    let text = world.run.file("kubectl.sh");
-    fs::write(&text, script).unwrap();
-    fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).unwrap();
-    tools::copy_program(&text, &folder.join("kubectl")).unwrap();
+    tools::write_program(&folder.join("kubectl"), &script).unwrap();
     folder
 }
 

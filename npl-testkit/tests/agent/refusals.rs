@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::cluster::{PodObject, Port};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
+use npl_testkit::tools;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
@@ -126,8 +126,7 @@ fn node_ports_are_reserved_beyond_the_initial_limit_of_open_files() {
     let wrapper = world.run.file("npl-agent-with-few-files");
     let options = world.agent_options(&[]);
     let script = format!("#!/bin/sh\nulimit -S -n 64\nexec {} \"$@\"\n", options.binary.display());
-    fs::write(&wrapper, script).unwrap();
-    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    tools::write_program(&wrapper, &script).unwrap();
     world.agent = Some(Agent::start(Options { binary: wrapper, ..options }).unwrap());
     world.create_service();
     world.enable_service();
