@@ -24,6 +24,7 @@ use crate::{
         },
         doctor::{DatapathFacts, Facts, Setting, Sysctls},
         model::settings::PortRange,
+        view::AgentView,
     },
     datapath::{OwnPrograms, cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
     local,
@@ -51,7 +52,8 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
         Err(reason) => (Err(reason.clone()), Err(reason)),
     };
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
-    let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
+    let inspection = Inspection::read(&args.bpffs).map_err(|error| ErrorChain(&error).to_string());
+    let datapath = inspection.as_ref().map(datapath).map_err(Clone::clone);
     let pods = datapath.as_ref().map(DatapathFacts::pods).unwrap_or_default();
     // If the Pods' routes cannot be read, the routing rules also count as unreadable. If only the routes counted as
     // unreadable, a check could report that no rule matches the Pods' devices, although these devices are unknown.
@@ -71,9 +73,12 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
         rights: preflight::rights(),
         is_agent_running: lock::is_taken(&args.bpffs),
         is_confined: agent.as_ref().map(|agent| agent.is_confined).map_err(Clone::clone),
+        differences: match (&agent, &inspection) {
+            (Ok(agent), Ok(inspection)) => lasting(differences(agent, inspection), &args.bpffs, runtime_dir).await,
+            (Err(reason), _) | (_, Err(reason)) => Err(reason.clone()),
+        },
         watches: agent.map(|agent| agent.watches),
-        differences: lasting_differences(&args.bpffs, runtime_dir).await,
-        datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
+        datapath,
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         pod_devices: routes.into_iter().map(|(pod, route)| (pod, route.ifindex)).collect(),
         devices_with_fraglists: netlink::devices_with_fraglists().await.map_err(|error| ErrorChain(&error).to_string()),
@@ -92,22 +97,26 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     }
 }
 
-/// Returns the differences between annotations, mappings and addresses that last for [`SETTLE`]. A difference is normal
-/// for milliseconds after a change of a Pod or Service.
-async fn lasting_differences(bpffs: &Path, runtime_dir: &Path) -> Result<BTreeSet<Inconsistency>, String> {
-    let found = differences(bpffs, runtime_dir).await?;
+/// Returns the differences between annotations, mappings and addresses.
+fn differences(agent: &AgentView, inspection: &Inspection) -> BTreeSet<Inconsistency> {
+    let mappings = inspection.mappings.iter().map(|mapping| (mapping.frontend, mapping.backend)).collect();
+    check_node(agent, &mappings)
+}
+
+/// Returns those of the differences in `found` that last for [`SETTLE`]. A difference is normal for milliseconds after a
+/// change of a Pod or Service.
+async fn lasting(
+    found: BTreeSet<Inconsistency>,
+    bpffs: &Path,
+    runtime_dir: &Path,
+) -> Result<BTreeSet<Inconsistency>, String> {
     if found.is_empty() {
         return Ok(found);
     }
     sleep(SETTLE).await;
-    Ok(&found & &differences(bpffs, runtime_dir).await?)
-}
-
-async fn differences(bpffs: &Path, runtime_dir: &Path) -> Result<BTreeSet<Inconsistency>, String> {
     let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string())?;
     let inspection = Inspection::read(bpffs).map_err(|error| ErrorChain(&error).to_string())?;
-    let mappings = inspection.mappings.iter().map(|mapping| (mapping.frontend, mapping.backend)).collect();
-    Ok(check_node(&agent, &mappings))
+    Ok(&found & &differences(&agent, &inspection))
 }
 
 /// The order in which programs of NPL and of other software run on the devices to which NPL's programs are attached.

@@ -446,31 +446,35 @@ impl Tables {
     ///
     /// If a BPF map operation fails.
     pub fn totals(&self, family: Family) -> Result<MappingStats, DatapathError> {
-        let mappings = self.family(family).mappings()?;
-        let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
-        indexes.insert(shared_stats(family));
-        indexes.into_iter().try_fold(MappingStats::ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
+        self.reading_of(family).map(|reading| reading.total)
     }
 
-    /// Reads the counters of all mappings, each index once.
+    /// Reads the counters of all mappings of both IP families.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
     pub fn reading(&self) -> Result<Reading, DatapathError> {
-        let mut total = MappingStats::ZERO;
-        for family in Family::ALL {
-            total = plus(&total, &self.stats_of(shared_stats(family))?);
-        }
-        let mut mappings = BTreeMap::new();
-        for (frontend, entry) in self.entries()? {
-            if entry.stats_index < COUNTED_MAPPINGS {
-                let stats = self.stats_of(entry.stats_index)?;
-                total = plus(&total, &stats);
-                mappings.insert(frontend, stats);
+        let [mut both, v6] = [self.reading_of(Family::V4)?, self.reading_of(Family::V6)?];
+        both.mappings.extend(v6.mappings);
+        Ok(Reading { total: plus(&both.total, &v6.total), ..both })
+    }
+
+    /// Reads the counters of all mappings of an IP family. The total has each index once.
+    fn reading_of(&self, family: Family) -> Result<Reading, DatapathError> {
+        let mut reading = Reading { mappings: BTreeMap::new(), total: self.stats_of(shared_stats(family))? };
+        let mut counted = BTreeSet::new();
+        for (frontend, Entry { stats_index, .. }) in self.family(family).mappings()? {
+            // All other mappings use the shared counters.
+            if stats_index < COUNTED_MAPPINGS {
+                let stats = self.stats_of(stats_index)?;
+                if counted.insert(stats_index) {
+                    reading.total = plus(&reading.total, &stats);
+                }
+                reading.mappings.insert(frontend, stats);
             }
         }
-        Ok(Reading { mappings, total })
+        Ok(reading)
     }
 
     /// Resets the counters with this index, and adds their values to the counters of the family's removed mappings.
