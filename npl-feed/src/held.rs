@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits the memory that clients can keep occupied: answers that they do not read, and requests that they do not
-//! complete.
+//! Limits the memory for answers that clients do not read and for requests that clients do not complete.
 //!
 //! A client that closes its HTTP/2 flow-control windows reads no answer, although its TCP connection makes progress, so
-//! [`crate::stall`] does not end the connection. Many such clients could each keep another version of an answer.
+//! [`crate::stall`] does not end the connection. Many such clients could each keep a different version of an answer in memory.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, mem,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use axum::body::Bytes;
@@ -42,8 +38,8 @@ impl fmt::Debug for HeldMemory {
 
 #[derive(Default)]
 struct Table {
-    /// The number of the next hold or connection.
-    next: u64,
+    /// The number that was last assigned to a hold or connection.
+    last: u64,
     /// The oldest hold has the lowest number.
     holds: BTreeMap<u64, Entry>,
     contents: HashMap<Content, Size>,
@@ -52,16 +48,16 @@ struct Table {
 }
 
 struct Entry {
-    connection: Connection,
+    client: Arc<Client>,
     since: Instant,
     contents: Vec<Content>,
 }
 
-/// A piece of memory that one or more holds keep.
+/// Bytes in memory that belong to one or more holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Content {
-    /// The bytes at this address, which answers may share. A hold keeps the bytes, so no other bytes can have the
-    /// address.
+    /// The bytes at this address, which answers may share. While a hold exists, its bytes are not freed, so the address
+    /// identifies them.
     Shared(usize),
     /// The memory that belongs to the hold with this number alone.
     Own(u64),
@@ -80,8 +76,8 @@ impl HeldMemory {
     /// Registers a new connection of a client to an interface.
     pub(crate) fn connect(&self, interface: Interface, status: Arc<Status>) -> Connection {
         let number = self.table().number();
-        let shared = Shared { number, interface, status, closed: Notify::new(), streams: AtomicUsize::new(0) };
-        Connection { memory: self.clone(), shared: Arc::new(shared) }
+        let client = Client { number, interface, status, closed: Notify::new(), streams: Stream::default() };
+        Connection { memory: self.clone(), client: Arc::new(client) }
     }
 
     /// Returns the number of bytes that are currently occupied.
@@ -93,11 +89,11 @@ impl HeldMemory {
 
 impl Table {
     fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+        self.last += 1;
+        self.last
     }
 
-    fn insert(&mut self, hold: u64, connection: &Connection, contents: BTreeMap<Content, usize>) {
+    fn insert(&mut self, hold: u64, client: &Arc<Client>, contents: BTreeMap<Content, usize>) {
         for (content, length) in &contents {
             let size = self.contents.entry(*content).or_insert(Size { length: 0, holds: 0 });
             size.holds += 1;
@@ -105,7 +101,7 @@ impl Table {
             size.length = *length;
         }
         let contents = contents.into_keys().collect();
-        self.holds.insert(hold, Entry { connection: connection.clone(), since: Instant::now(), contents });
+        self.holds.insert(hold, Entry { client: Arc::clone(client), since: Instant::now(), contents });
     }
 
     fn remove(&mut self, hold: u64) {
@@ -132,7 +128,7 @@ impl Table {
                 return;
             }
             if let Some(entry) = holds.first().and_then(|hold| self.holds.get(hold)) {
-                entry.connection.close();
+                entry.client.close();
             }
             for hold in holds {
                 self.remove(hold);
@@ -151,7 +147,7 @@ impl Table {
             let sizes = entry.contents.iter().filter_map(|content| self.contents.get(content));
             let bytes: usize = sizes.filter(|size| size.holds == 1).map(|size| size.length).sum();
             let time = now.saturating_duration_since(entry.since).as_millis();
-            let (held, holds) = by_connection.entry(entry.connection.shared.number).or_default();
+            let (held, holds) = by_connection.entry(entry.client.number).or_default();
             *held = held.saturating_add(time.saturating_mul(time).saturating_mul(bytes as u128));
             holds.push(*hold);
         }
@@ -163,42 +159,52 @@ impl Table {
     }
 }
 
-/// The connection of a client. The feed closes the connection when the client keeps too much memory occupied.
-#[derive(Clone)]
-pub(crate) struct Connection {
-    memory: HeldMemory,
-    shared: Arc<Shared>,
-}
-
-struct Shared {
+/// The part of a connection that all its clones share.
+struct Client {
     number: u64,
     interface: Interface,
     status: Arc<Status>,
     closed: Notify,
-    /// The number of open xDS streams.
-    streams: AtomicUsize,
+    /// Each open xDS stream has a clone.
+    streams: Stream,
 }
+
+impl Client {
+    fn close(&self) {
+        self.closed.notify_one();
+        self.status.count_refused(self.interface.as_str(), ClientRefusal::Memory);
+    }
+}
+
+/// The connection of a client. The feed closes the connection when the client keeps too much memory occupied.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    memory: HeldMemory,
+    client: Arc<Client>,
+}
+
+/// An open stream of a connection, until this value is dropped.
+pub(crate) type Stream = Arc<()>;
 
 impl Connection {
     /// Waits until the connection must be closed, because the client keeps memory occupied that others need.
     pub(crate) async fn closed(&self) {
-        self.shared.closed.notified().await;
+        self.client.closed.notified().await;
     }
 
-    fn close(&self) {
-        self.shared.closed.notify_one();
-        self.shared.status.count_refused(self.shared.interface.as_str(), ClientRefusal::Memory);
+    /// Returns the interface to which the client is connected.
+    pub(crate) fn interface(&self) -> Interface {
+        self.client.interface
     }
 
-    /// Adds a stream, until the returned value is dropped.
+    /// Adds an open stream.
     pub(crate) fn stream(&self) -> Stream {
-        self.shared.streams.fetch_add(1, Ordering::Relaxed);
-        Stream(self.clone())
+        Arc::clone(&self.client.streams)
     }
 
     /// Returns whether the connection has an open stream.
     pub(crate) fn has_streams(&self) -> bool {
-        self.shared.streams.load(Ordering::Relaxed) > 0
+        Arc::strong_count(&self.client.streams) > 1
     }
 
     /// Registers an answer until the client has read it. Returns the parts of the answer; the answer counts as read when
@@ -238,19 +244,10 @@ impl Connection {
         let mut table = self.memory.table();
         let number = table.number();
         contents.insert(Content::Own(number), own);
-        table.insert(number, self, contents);
+        table.insert(number, &self.client, contents);
         table.enforce(length);
         drop(table);
         Hold { memory: self.memory.clone(), number }
-    }
-}
-
-/// An open stream of a connection.
-pub(crate) struct Stream(Connection);
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        self.0.shared.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -173,15 +173,10 @@ impl Listener {
                 }
             };
             let refusal = if access::admits(&self.allowed, peer.ip()) {
-                let has_room = open.has_room();
-                if has_room || self.makes_room(&mut open) {
-                    let client = self.memory.connect(self.interface, Arc::clone(&self.status));
-                    open.spawn(client.clone(), self.connection(stream, client, router.clone()));
-                }
-                (!has_room).then_some(ClientRefusal::Connections)
+                self.spawn(stream, &router, &mut open).then_some(ClientRefusal::Connections)
             } else if let Some(probes) = &probes {
-                let client = self.memory.connect(self.interface, Arc::clone(&self.status));
-                open_probes.spawn((), timeout(PROBE, self.connection(stream, client, probes.clone())));
+                open_probes.make_room(|()| true);
+                open_probes.spawn((), timeout(PROBE, self.connection(stream, &self.client(), probes.clone())));
                 None
             } else {
                 Some(ClientRefusal::Allow)
@@ -196,40 +191,59 @@ impl Listener {
         }
     }
 
-    /// Closes a connection for a new one. Returns whether there is such a connection: of the xDS interface, only a
-    /// connection without streams.
-    fn makes_room(&self, open: &mut NewestConnections<Connection>) -> bool {
-        match self.interface {
-            Interface::Http => open.close_oldest_of(|_any| true),
-            Interface::Xds => open.close_oldest_of(|client| !client.has_streams()),
+    /// Serves the connection of an admitted client. Returns whether this connection or another one was closed, because
+    /// the interface has its maximum number of connections. An open xDS stream is not ended for a new connection.
+    fn spawn(&self, stream: TcpStream, router: &Router, open: &mut NewestConnections<Connection>) -> bool {
+        let room = match self.interface {
+            Interface::Http => open.make_room(|_any| true),
+            Interface::Xds => open.make_room(|client| !client.has_streams()),
+        };
+        if room != Room::None {
+            let client = self.client();
+            open.spawn(client.clone(), self.connection(stream, &client, router.clone()));
         }
+        room != Room::Free
+    }
+
+    fn client(&self) -> Connection {
+        self.memory.connect(self.interface, Arc::clone(&self.status))
     }
 
     /// Serves a connection until the client closes it, or until its memory is needed for other clients.
     fn connection(
         &self,
         stream: TcpStream,
-        client: Connection,
+        client: &Connection,
         router: Router,
     ) -> impl Future<Output = ()> + Send + use<> {
         let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
-        let most_streams = most_streams(self.interface);
+        let client = client.clone();
         async move {
             tokio::select! {
                 () = client.closed() => {
                     debug!("connection closed to free memory: an answer stayed unread or a request incomplete");
                 }
-                () = connection(stream, tls, router, client.clone(), most_streams) => {}
+                () = connection(stream, tls, router, client.clone()) => {}
             }
         }
     }
 }
 
-/// The tasks of connections with a value each, the oldest first. If a new task exceeds the limit, the oldest task is
-/// aborted.
+/// The tasks of connections with a value each, the oldest first.
 pub(crate) struct NewestConnections<T> {
     limit: usize,
     tasks: VecDeque<(AbortHandle, T)>,
+}
+
+/// The room for a further connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// The number of connections is below the limit.
+    Free,
+    /// A connection was closed.
+    Made,
+    /// No connection may be closed.
+    None,
 }
 
 impl<T> NewestConnections<T> {
@@ -237,49 +251,42 @@ impl<T> NewestConnections<T> {
         Self { limit, tasks: VecDeque::new() }
     }
 
-    /// Returns whether a further task can start without aborting a running task.
-    fn has_room(&mut self) -> bool {
+    /// Makes room for a further task: if the number of running tasks has reached the limit, aborts the oldest task whose
+    /// value meets the condition.
+    pub(crate) fn make_room(&mut self, may_close: impl Fn(&T) -> bool) -> Room {
         self.tasks.retain(|(task, _)| !task.is_finished());
-        self.tasks.len() < self.limit
+        if self.tasks.len() < self.limit {
+            Room::Free
+        } else if self.close_oldest(may_close) {
+            Room::Made
+        } else {
+            Room::None
+        }
     }
 
-    /// Starts the task of a connection. If the number of running tasks has reached the limit, first aborts the oldest
-    /// task. Returns whether a task was aborted.
-    pub(crate) fn spawn<R: Send + 'static>(
-        &mut self,
-        value: T,
-        connection: impl Future<Output = R> + Send + 'static,
-    ) -> bool {
-        let is_full = !self.has_room() && self.close_oldest_of(|_any| true);
+    /// Starts the task of a connection. The caller makes room first.
+    pub(crate) fn spawn<R: Send + 'static>(&mut self, value: T, connection: impl Future<Output = R> + Send + 'static) {
         self.tasks.push_back((tokio::spawn(connection).abort_handle(), value));
-        is_full
     }
 
-    /// Aborts the oldest task that is not finished and whose value meets the condition. Returns whether there was one.
-    pub(crate) fn close_oldest_of(&mut self, condition: impl Fn(&T) -> bool) -> bool {
-        self.tasks.retain(|(task, _)| !task.is_finished());
-        let oldest = self.tasks.iter().position(|(_, value)| condition(value));
+    /// Aborts the oldest task whose value meets the condition. Returns whether there is one.
+    pub(crate) fn close_oldest(&mut self, may_close: impl Fn(&T) -> bool) -> bool {
+        let oldest = self.tasks.iter().position(|(task, value)| !task.is_finished() && may_close(value));
         let Some((task, _)) = oldest.and_then(|position| self.tasks.remove(position)) else { return false };
         task.abort();
         true
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    tls: Option<TlsAcceptor>,
-    router: Router,
-    client: Connection,
-    most_streams: u32,
-) {
+async fn connection(stream: TcpStream, tls: Option<TlsAcceptor>, router: Router, client: Connection) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY could not be set");
     }
     let stream = StallLimit::new(stream);
     match tls {
-        None => requests(stream, router, client, most_streams).await,
+        None => requests(stream, router, client).await,
         Some(tls) => match timeout(HANDSHAKE, tls.accept_with(stream, limit_tls_buffer)).await {
-            Ok(Ok(stream)) => requests(stream, router, client, most_streams).await,
+            Ok(Ok(stream)) => requests(stream, router, client).await,
             Ok(Err(error)) => debug!(%error, "a TLS handshake failed"),
             Err(_late) => debug!("a TLS handshake took too long"),
         },
@@ -291,12 +298,7 @@ fn limit_tls_buffer(connection: &mut ServerConnection) {
 }
 
 /// Serves the requests of a connection. Each request has the [`Connection`] as an extension.
-async fn requests(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    router: Router,
-    client: Connection,
-    most_streams: u32,
-) {
+async fn requests(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, client: Connection) {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE).max_buf_size(HEADER_BUFFER);
     builder
@@ -307,7 +309,7 @@ async fn requests(
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW)
         .max_header_list_size(LONGEST_HEADERS)
-        .max_concurrent_streams(most_streams)
+        .max_concurrent_streams(most_streams(client.interface()))
         .max_send_buf_size(SEND_BUFFER);
     let service = TowerToHyperService::new(Extension(client).layer(router));
     if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {

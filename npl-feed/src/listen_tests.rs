@@ -247,7 +247,6 @@ async fn a_connection_ends_when_the_client_stops_reading() {
         StallLimit::new(server),
         router,
         HeldMemory::default().connect(Interface::Http, Arc::default()),
-        MOST_STREAMS,
     ));
     client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut buffer = [0; 64];

@@ -44,6 +44,10 @@ impl fmt::Display for Version {
     }
 }
 
+/// The maximum length in bytes of a name that consists of the names of a namespace and of a Service, with at most 63
+/// bytes each, the name of a port with at most 15, and two separators.
+pub const LONGEST_NAME: usize = 63 + 63 + 15 + 2;
+
 /// The key of a Service port: Service, number and protocol.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortKey {

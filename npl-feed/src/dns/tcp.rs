@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use super::{Handler, INTERFACE};
 use crate::{
     access,
-    listen::{ACCEPT_PAUSE, NewestConnections},
+    listen::{ACCEPT_PAUSE, NewestConnections, Room},
     status::ClientRefusal,
 };
 
@@ -48,13 +48,15 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
                 warn!(interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
                 // If the process has no free file descriptor, idle connections may have taken them all, so the oldest
                 // connection is closed.
-                open.close_oldest_of(|()| true);
+                open.close_oldest(|()| true);
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let refusal = if access::admits(&handler.allowed, peer.ip()) {
-            open.spawn((), connection(stream, peer, handler.clone())).then_some(ClientRefusal::Connections)
+            let room = open.make_room(|()| true);
+            open.spawn((), connection(stream, peer, handler.clone()));
+            (room == Room::Made).then_some(ClientRefusal::Connections)
         } else {
             Some(ClientRefusal::Allow)
         };

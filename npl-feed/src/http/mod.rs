@@ -24,7 +24,7 @@ use axum::{
 };
 
 use http_body_util::BodyExt as _;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use self::members::Interfaces;
 use self::{
@@ -55,6 +55,17 @@ struct Context {
     cache: Arc<Cache>,
     interfaces: Arc<Interfaces>,
     waiting: Arc<Semaphore>,
+}
+
+impl Context {
+    /// Returns the permit of a long poll to wait; `None` if too many wait already.
+    fn permit_to_wait(&self) -> Option<SemaphorePermit<'_>> {
+        let permit = self.waiting.try_acquire().ok();
+        if permit.is_none() {
+            self.status.count_refused("http", ClientRefusal::Requests);
+        }
+        permit
+    }
 }
 
 /// Returns the routes for admitted clients. If a token is configured, all routes except the probes require the token.

@@ -12,7 +12,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Context, problem, view::View, with_body};
-use crate::{core::snapshot::Version, status::ClientRefusal};
+use crate::core::snapshot::{Snapshot, Version};
 
 /// The value of the header `If-None-Match`; `None` if the request has no such header, or a longer one than any list of
 /// the feed's own versions that a client has reason to send. The other headers take no memory while the request waits.
@@ -108,24 +108,13 @@ impl Poll {
             let Some(version) = view.version(&snapshot) else {
                 return problem(StatusCode::NOT_FOUND, &format!("there is no {view}"));
             };
-            let is_over = Instant::now() >= until;
-            let is_known = is_known(version, self.index.as_deref(), etags);
-            if is_known && !is_over && permit.is_none() {
-                permit = context.waiting.try_acquire().ok();
-                if permit.is_none() {
-                    context.status.count_refused("http", ClientRefusal::Requests);
-                }
+            let waits = Instant::now() < until && is_known(version, self.index.as_deref(), etags);
+            if waits && permit.is_none() {
+                permit = context.permit_to_wait();
             }
             // Without a permit to wait, the client gets the current version at once.
-            if is_over || !is_known || permit.is_none() {
-                let Ok(etag) = HeaderValue::try_from(etag(version)) else {
-                    return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-                };
-                if self::is_known(version, None, etags) {
-                    return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
-                }
-                let body = context.cache.get(view, version, &snapshot, &context.interfaces);
-                return with_body(body, etag, view.is_consul().then(|| version.index()));
+            if !waits || permit.is_none() {
+                return respond(context, view, version, &snapshot, etags);
             }
             drop(snapshot);
             // A timeout is no error: if the waiting time is over, the next iteration of the loop answers with the
@@ -135,6 +124,18 @@ impl Poll {
             }
         }
     }
+}
+
+/// Answers with the version of the view; with 304 if the client has sent this version as its `ETag`.
+fn respond(context: &Context, view: &View, version: Version, snapshot: &Snapshot, etags: Option<&str>) -> Response {
+    let Ok(etag) = HeaderValue::try_from(etag(version)) else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    if is_known(version, None, etags) {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+    }
+    let body = context.cache.get(view, version, snapshot, &context.interfaces);
+    with_body(body, etag, view.is_consul().then(|| version.index()))
 }
 
 /// Parses a duration in the format of Consul's clients: `30s`, `5m`, `500ms`, or a number of seconds.

@@ -14,11 +14,7 @@ use super::{
     members::{self, Interfaces},
     prometheus, traefik,
 };
-use crate::core::snapshot::{Snapshot, Version};
-
-/// The maximum length of a name in a request in bytes. The longest names are those of Consul's format: port, Service and
-/// namespace.
-pub(super) const LONGEST_NAME: usize = 15 + 63 + 63 + 2;
+use crate::core::snapshot::{LONGEST_NAME, Snapshot, Version};
 
 /// A view of the snapshot, in the format of one path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,7 +64,7 @@ impl View {
         }
     }
 
-    /// Returns whether a name in the request is longer than any name of a Service, and the ports' names before it.
+    /// Returns whether a name in the request is longer than any name that Consul's format builds.
     pub(super) fn has_too_long_name(&self) -> bool {
         let names: &[&String] = match self {
             Self::Service { namespace, service } => &[namespace, service],

@@ -102,8 +102,8 @@ impl OpenStream {
 
     /// Records the number of names to which the stream subscribes now, because of a request. If the sum over all streams
     /// exceeds the limit, ends the streams with the most names, so that a client with few names is not affected by
-    /// clients with many.
-    pub(super) fn request_names(&self, names: usize) {
+    /// clients with many. Returns whether this stream continues.
+    pub(super) fn request_names(&self, names: usize) -> bool {
         let most = self.limits.most_names;
         let mut all = self.limits.names();
         all.set(self.number, names);
@@ -120,6 +120,7 @@ impl OpenStream {
             }
         }
         self.status.set_xds_names(all.sum);
+        all.by_stream.contains_key(&self.number)
     }
 
     /// Waits until the stream must end, because the streams subscribe to too many names.

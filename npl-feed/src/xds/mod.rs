@@ -3,8 +3,7 @@
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
 //! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a
-//! slow client. Responses with the same version of a Service port share its
-//! encoded endpoints.
+//! slow client. Responses with the same version of a Service port share its encoded endpoints.
 
 mod delta;
 mod encode;
@@ -208,13 +207,14 @@ impl<S: Session> Serving<'_, S> {
         let Subscribed { kind, event, due } = self.session.subscribe(request);
         self.status.count_xds(kind, event);
         // The names are counted before a response is built, and again with the names of a wildcard subscription.
-        self.stream.request_names(self.session.names());
-        // The caller ends the stream here if this stream has too many names.
-        tokio::task::yield_now().await;
+        self.count_names()?;
         let Some((kind, is_due)) = due else { return Ok(()) };
         self.respond(kind, snapshot, is_due).await?;
-        self.stream.request_names(self.session.names());
-        Ok(())
+        self.count_names()
+    }
+
+    fn count_names(&self) -> Result<(), tonic::Status> {
+        if self.stream.request_names(self.session.names()) { Ok(()) } else { Err(too_many_names(self.stream)) }
     }
 
     async fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Result<(), tonic::Status> {

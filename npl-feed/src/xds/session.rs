@@ -2,7 +2,7 @@
 //! The code that both variants of xDS share: state of the world and delta.
 
 use super::{encode::Reply, resources::Kind};
-use crate::core::snapshot::Snapshot;
+use crate::core::snapshot::{LONGEST_NAME, Snapshot};
 
 /// The result of a request to a session: the resource type and the event for the metrics, and the response that is due.
 #[derive(Debug)]
@@ -34,12 +34,7 @@ pub(super) trait Session: Default + Send + 'static {
 
 /// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
-/// The maximum length of a name or version in bytes. Longer ones are ignored: the name of a resource consists of the
-/// name of a Service and of a namespace, with at most 63 bytes each, the name of a port with at most 15, and two
-/// separators.
-const LONGEST_NAME: usize = 63 + 63 + 15 + 2;
-
-/// Returns whether a resource can have this name or version.
+/// Returns whether a resource can have this name or version. The feed ignores longer ones.
 pub(super) const fn is_possible(name: &str) -> bool {
     name.len() <= LONGEST_NAME
 }

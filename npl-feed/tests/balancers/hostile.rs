@@ -6,20 +6,17 @@ use std::{io::Write as _, net::TcpStream};
 
 use envoy_types::pb::envoy::{
     config::endpoint::v3::ClusterLoadAssignment,
-    service::discovery::v3::{
-        DeltaDiscoveryRequest, DiscoveryRequest, aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
-    },
+    service::discovery::v3::{DeltaDiscoveryRequest, DiscoveryRequest},
 };
 use futures::StreamExt as _;
 use prost::Name as _;
 use tokio::runtime::Runtime;
-use tonic::transport::Channel;
 
 use crate::{
     api_server::{self, FEED},
     memory::{LIMIT, LargeCluster, SERVICES, XDS},
     network,
-    slow::{expect_client_is_served, read_count, wait_for_count},
+    slow::{self, expect_client_is_served, read_count, wait_for_count},
 };
 
 /// The number of streams that the feed accepts on one connection to HTTP.
@@ -112,9 +109,7 @@ fn leave_requests_incomplete() -> Vec<TcpStream> {
 
 /// Opens a stream with a complete request that is as large as a request may be, and to which the feed sends no response.
 async fn send_large_request() -> impl Send {
-    let mut client = AggregatedDiscoveryServiceClient::new(
-        Channel::from_shared(format!("http://{XDS}")).unwrap().connect().await.unwrap(),
-    );
+    let mut client = slow::connect().await;
     let request = DiscoveryRequest { type_url: "x".repeat(LARGE), ..DiscoveryRequest::default() };
     let requests = futures::stream::iter([request]).chain(futures::stream::pending());
     (client.stream_aggregated_resources(requests).await.unwrap(), client)
@@ -122,10 +117,7 @@ async fn send_large_request() -> impl Send {
 
 /// Subscribes to many names on one stream, and waits for the response.
 async fn subscribe(number: usize) -> impl Send {
-    let mut client = AggregatedDiscoveryServiceClient::new(
-        Channel::from_shared(format!("http://{XDS}")).unwrap().connect().await.unwrap(),
-    )
-    .max_decoding_message_size(LARGEST_RESPONSE);
+    let mut client = slow::connect().await.max_decoding_message_size(LARGEST_RESPONSE);
     let name = |index| format!("{:x<LONGEST_NAME$}", format!("service-{number:02}-{index:05}.production:http-"));
     let request = DeltaDiscoveryRequest {
         type_url: ClusterLoadAssignment::type_url(),

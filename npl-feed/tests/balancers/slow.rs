@@ -13,7 +13,10 @@ use envoy_types::pb::envoy::{
 use futures::StreamExt as _;
 use prost::Name as _;
 use tokio::runtime::Runtime;
-use tonic::{Streaming, transport::Channel};
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
 
 use crate::{
     api_server::{self, FEED},
@@ -35,18 +38,26 @@ const CONNECTIONS: usize = 300;
 /// The upper limit of the resident memory with all these clients, in KiB.
 const LIMIT: u64 = 80 * 1024;
 
-type Client = AggregatedDiscoveryServiceClient<Channel>;
+pub(crate) type Client = AggregatedDiscoveryServiceClient<Channel>;
 
 /// The names of the endpoints of all Services.
 fn names() -> Vec<String> {
     (0..SERVICES).map(|number| format!("web-{number:03}.production:http")).collect()
 }
 
+fn endpoint() -> Endpoint {
+    Channel::from_shared(format!("http://{XDS}")).unwrap()
+}
+
+/// Connects a client with the default settings.
+pub(crate) async fn connect() -> Client {
+    Client::new(endpoint().connect().await.unwrap())
+}
+
 /// Connects a client that accepts only few bytes before it reads them.
-async fn connect() -> Client {
-    let channel = Channel::from_shared(format!("http://{XDS}")).unwrap();
-    let channel = channel.initial_stream_window_size(1024).initial_connection_window_size(64 * 1024);
-    Client::new(channel.connect().await.unwrap())
+async fn connect_with_small_windows() -> Client {
+    let endpoint = endpoint().initial_stream_window_size(1024).initial_connection_window_size(64 * 1024);
+    Client::new(endpoint.connect().await.unwrap())
 }
 
 /// Requests all endpoints several times. The feed closes the stream when the returned value is dropped.
@@ -86,7 +97,7 @@ fn wait_for_answers(before: usize, requests: usize) {
 
 /// Checks that a client that reads gets all clusters and endpoints.
 pub(crate) async fn expect_client_is_served() {
-    let mut client = Client::new(Channel::from_shared(format!("http://{XDS}")).unwrap().connect().await.unwrap());
+    let mut client = connect().await;
     let clusters = DiscoveryRequest { type_url: Cluster::type_url(), ..DiscoveryRequest::default() };
     let endpoints = DiscoveryRequest {
         type_url: ClusterLoadAssignment::type_url(),
@@ -108,7 +119,7 @@ fn clients_that_do_not_read_take_bounded_memory_and_others_are_served() {
         let runtime = Runtime::new().unwrap();
         let mut streams = Vec::new();
         for number in 0..STREAMS / STREAMS_PER_CONNECTION {
-            let mut client = runtime.block_on(connect());
+            let mut client = runtime.block_on(connect_with_small_windows());
             for _ in 0..STREAMS_PER_CONNECTION {
                 streams.push(runtime.block_on(request_all(&mut client, number % 2 == 1)));
             }
