@@ -8,45 +8,80 @@
 //! entry are:
 //!
 //! ```text
-//! 63            24 23       0
-//! [ tag: 40 bits ][ time    ]
+//! 63            26 25      24 23       0
+//! [ tag: 38 bits ][ duration ][ time    ]
 //! ```
+//!
+//! The duration is the time between the first and the last packet in units of 1.07 s ([`crate::fragment::time`]), at
+//! most [`STREAM`].
 
 use crate::mapping::protocol;
 
 /// Number of slots for host connections per IP family, a power of two. The slots of a family take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of the entry of a UDP host connection, in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120
-/// s of `nf_conntrack_udp_timeout_stream`. The entries of TCP and SCTP host connections do not expire.
-pub const LIFETIME: u64 = 120;
+/// Lifetime of the entry of a UDP host connection, in units of 1.07 s ([`crate::fragment::time`]): 28 s to 29 s after the
+/// last packet. Kernel conntrack removes its entry after 30 s (`nf_conntrack_udp_timeout`), and the host then delivers no
+/// packet of the connection any more. The entries of TCP and SCTP host connections do not expire.
+pub const LIFETIME: u64 = 26;
+
+/// Like [`LIFETIME`], but for a stream: 118 s to 119 s. Kernel conntrack removes the entry of a stream after 120 s
+/// (`nf_conntrack_udp_timeout_stream`).
+pub const STREAM_LIFETIME: u64 = 110;
+
+/// The duration from which a UDP host connection is a stream. For kernel conntrack, a stream has lasted for more than 2 s.
+pub const STREAM: u64 = 2;
 
 /// Age, in units of 1.07 s, at which the 24-bit time of an entry wraps. From this age on, the entry looks younger than
 /// it is.
 const AGES: u64 = TIME_MASK + 1;
 
 const TIME_MASK: u64 = (1 << 24) - 1;
+const DURATION_SHIFT: u32 = 24;
+const DURATION_MASK: u64 = 0b11 << DURATION_SHIFT;
+const TAG_MASK: u64 = !(DURATION_MASK | TIME_MASK);
 
 /// Packs the entry of a host connection with this hash. `time` is the [`crate::fragment::time`] of the connection's
-/// last packet.
+/// last packet, and `duration` at most [`STREAM`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-pub const fn entry(hash: u64, time: u64) -> u64 {
-    hash & !TIME_MASK | time & TIME_MASK
+pub const fn entry(hash: u64, duration: u64, time: u64) -> u64 {
+    hash & TAG_MASK | duration << DURATION_SHIFT | time & TIME_MASK
+}
+
+/// Returns the entry of a host connection after another packet. `word` is the content of the connection's slot, which
+/// may be the entry of another connection.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
+    if !is_alive(word, hash, protocol, time) {
+        return entry(hash, 0, time);
+    }
+    let lasted = duration(word) + age(word, time);
+    entry(hash, if lasted < STREAM { lasted } else { STREAM }, time)
+}
+
+/// Returns the entry of a host connection that expires together with its entry in kernel conntrack, which is removed
+/// after `remaining` units of [`crate::fragment::time`] without a packet.
+pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
+    let lifetime = if is_stream { STREAM_LIFETIME } else { LIFETIME };
+    let age = lifetime.saturating_sub(remaining);
+    entry(hash, if is_stream { STREAM } else { 0 }, time.saturating_sub(age))
 }
 
 /// Whether an entry belongs to a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
-    word != 0 && (word ^ hash) & !TIME_MASK == 0
+    word != 0 && (word ^ hash) & TAG_MASK == 0
 }
 
 /// Whether an entry belongs to a host connection with this hash and has not expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
-    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
+    let lifetime = if duration(word) < STREAM { LIFETIME } else { STREAM_LIFETIME };
+    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime)
 }
 
 /// Whether a connection uses its second slot: this slot contains the connection's entry or, if neither slot does, is
@@ -63,6 +98,12 @@ pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
     if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
+}
+
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+const fn duration(word: u64) -> u64 {
+    (word & DURATION_MASK) >> DURATION_SHIFT
 }
 
 /// The first candidate slot for a host connection with this hash. The slot depends only on bits of the hash that are
@@ -92,40 +133,75 @@ const _: () = assert!(SLOTS.is_power_of_two(), "slots are chosen by a mask");
 mod tests {
     use proptest::prelude::*;
 
-    use super::{LIFETIME, SLOTS, entry, is_alive, is_second, second_slot, slot};
+    use super::{
+        LIFETIME, SLOTS, STREAM, STREAM_LIFETIME, entry, expiring, is_alive, is_second, renewed, second_slot, slot,
+    };
     use crate::mapping::protocol::{SCTP, TCP, UDP};
 
     proptest! {
         #[test]
-        fn entries_of_datagrams_are_valid_for_their_lifetime(hash in 1_u64 << 24.., time in 1_u64..1 << 40) {
-            let word = entry(hash, time);
-            for protocol in [TCP, SCTP, UDP] {
-                prop_assert!(is_alive(word, hash, protocol, time));
-                prop_assert!(is_alive(word, hash, protocol, time + LIFETIME));
-                prop_assert_eq!(is_alive(word, hash, protocol, time + LIFETIME + 1), protocol != UDP);
+        fn entries_of_datagrams_are_valid_for_their_lifetime(hash in 1_u64 << 26.., time in 1_u64..1 << 40) {
+            for (duration, lifetime) in [(0, LIFETIME), (1, LIFETIME), (STREAM, STREAM_LIFETIME)] {
+                let word = entry(hash, duration, time);
+                for protocol in [TCP, SCTP, UDP] {
+                    prop_assert!(is_alive(word, hash, protocol, time));
+                    prop_assert!(is_alive(word, hash, protocol, time + lifetime));
+                    prop_assert_eq!(is_alive(word, hash, protocol, time + lifetime + 1), protocol != UDP);
+                }
             }
         }
 
         #[test]
+        fn an_entry_expires_with_that_of_kernel_conntrack(
+            hash in 1_u64 << 26..,
+            is_stream: bool,
+            remaining in 0_u64..200,
+            time in 200_u64..1 << 40,
+        ) {
+            let longest = if is_stream { STREAM_LIFETIME } else { LIFETIME };
+            let (word, end) = (expiring(hash, is_stream, time, remaining), time + remaining.min(longest));
+            prop_assert!(is_alive(word, hash, UDP, end));
+            prop_assert!(!is_alive(word, hash, UDP, end + 1));
+        }
+
+        #[test]
+        fn a_connection_becomes_a_stream_after_two_units(
+            hash in 1_u64 << 26..,
+            other: u64,
+            pauses in prop::collection::vec(0..=LIFETIME, 0..9),
+            time in 1_u64..1 << 40,
+        ) {
+            let (mut word, mut now) = (renewed(other & 0xFFFF, hash, UDP, time), time);
+            for pause in pauses {
+                now += pause;
+                word = renewed(word, hash, UDP, now);
+            }
+            prop_assert_eq!(word, entry(hash, STREAM.min(now - time), now));
+            let expired = now + STREAM_LIFETIME + 1;
+            prop_assert_eq!(renewed(word, hash, UDP, expired), entry(hash, 0, expired));
+            prop_assert_eq!(renewed(word, hash, TCP, expired), entry(hash, STREAM, expired));
+        }
+
+        #[test]
         fn a_value_matches_only_hashes_with_its_tag(hash: u64, other: u64, time: u64) {
-            prop_assert_eq!(is_alive(entry(hash | 1 << 63, time), other, TCP, time), (hash | 1 << 63) >> 24 == other >> 24);
+            prop_assert_eq!(is_alive(entry(hash | 1 << 63, 0, time), other, TCP, time), (hash | 1 << 63) >> 26 == other >> 26);
         }
     }
 
     proptest! {
         #[test]
-        fn an_entry_is_found_where_it_was_written(hash in 1_u64 << 24.., others: [u64; 2], time in 1_u64..1 << 40) {
+        fn an_entry_is_found_where_it_was_written(hash in 1_u64 << 26.., others: [u64; 2], time in 1_u64..1 << 40) {
             let mut slots = others;
             let index = usize::from(is_second(slots[0], slots[1], hash, time));
-            slots[index] = entry(hash, time);
+            slots[index] = entry(hash, 0, time);
             prop_assert_eq!(usize::from(is_second(slots[0], slots[1], hash, time + 1)), index);
         }
     }
 
     #[test]
     fn a_new_entry_takes_the_empty_slot_then_the_older_one() {
-        let (hash, time) = (7 << 24, 1000);
-        let [old, new] = [entry(1 << 24, time - 9), entry(2 << 24, time - 1)];
+        let (hash, time) = (7 << 26, 1000);
+        let [old, new] = [entry(1 << 26, 0, time - 9), entry(2 << 26, 0, time - 1)];
         for (first, second, expected) in
             [(0, 0, false), (0, new, false), (new, 0, true), (old, new, false), (new, old, true)]
         {

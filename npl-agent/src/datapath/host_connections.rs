@@ -5,7 +5,7 @@
 
 use aya::maps::{Array, MapData};
 use npl_common::{
-    host_connection,
+    fragment, host_connection,
     names::{MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6},
 };
 
@@ -17,17 +17,18 @@ use super::{
 };
 use crate::core::model::TranslatedConnection;
 
-/// Writes an entry for each connection, or renews the time of the connection's existing entry. `seed` is the seed of
-/// the flows' hashes.
+/// Writes an entry for each connection, or replaces the connection's existing entry. `seed` is the seed of the flows'
+/// hashes.
 pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
     Records::open(pins, MAP_HOST_CONNECTION_V4)?.write_all::<V4>(connections, seed)?;
     Records::open(pins, MAP_HOST_CONNECTION_V6)?.write_all::<V6>(connections, seed)
 }
 
-/// The map of host connections of one IP family, and the time that each written entry gets.
+/// The map of host connections of one IP family, and the current time.
 struct Records {
     name: &'static str,
     map: Array<MapData, u64>,
+    /// In units of [`fragment::time`].
     now: u64,
 }
 
@@ -38,16 +39,19 @@ impl Records {
 
     /// Writes the entries of the connections that are of the IP family of `L`.
     fn write_all<L: Layout>(&mut self, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
-        let keys = connections.iter().filter_map(|it| L::flow_key(it.protocol, it.client, it.nat));
-        keys.map(|key| L::flow_hash(&key, seed)).try_for_each(|hash| self.write(hash))
+        connections.iter().try_for_each(|connection| {
+            let Some(key) = L::flow_key(connection.protocol, connection.client, connection.nat) else { return Ok(()) };
+            self.write(L::flow_hash(&key, seed), connection)
+        })
     }
 
-    fn write(&mut self, hash: u64) -> Result<(), DatapathError> {
+    fn write(&mut self, hash: u64, connection: &TranslatedConnection) -> Result<(), DatapathError> {
         let slots = [host_connection::slot(hash), host_connection::second_slot(hash)];
         let read = |slot: u32| self.map.get(&slot, 0).map_err(DatapathError::map("read", self.name));
         let [first, second] = [read(slots[0])?, read(slots[1])?];
         let slot = slots[usize::from(host_connection::is_second(first, second, hash, self.now))];
-        let entry = host_connection::entry(hash, self.now);
+        let remaining = fragment::time(u64::try_from(connection.remaining.as_nanos()).unwrap_or(u64::MAX));
+        let entry = host_connection::expiring(hash, connection.is_stream, self.now, remaining);
         self.map.set(slot, entry, 0).map_err(DatapathError::map("write", self.name))
     }
 }

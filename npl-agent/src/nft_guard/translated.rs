@@ -6,6 +6,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::ControlFlow,
+    time::Duration,
 };
 
 use super::{
@@ -55,6 +56,8 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
         protocol: Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?,
         client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
         nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
+        remaining: Duration::from_secs(u32::from_be_bytes(find(entry, conntrack::TIMEOUT)?.try_into().ok()?).into()),
+        is_stream: status & conntrack::ASSURED != 0,
     })
 }
 
@@ -68,7 +71,10 @@ fn has_ended(entry: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    use std::{
+        net::{IpAddr, Ipv4Addr, Ipv6Addr},
+        time::Duration,
+    };
 
     use rtnetlink::packet_core::{DefaultNla, Emitable as _};
 
@@ -86,14 +92,16 @@ mod tests {
             bytes(conntrack::DESTINATION_PORT, &61000_u16.to_be_bytes()),
         ];
         let original = [nest(conntrack::ADDRESSES, addresses), nest(conntrack::PROTOCOL, &transport)];
-        let attributes = [nest(conntrack::ORIGINAL, &original), number(conntrack::STATUS, status)];
+        let timeout = number(conntrack::TIMEOUT, 29);
+        let attributes = [nest(conntrack::ORIGINAL, &original), number(conntrack::STATUS, status), timeout];
         let mut value = vec![0; attributes.as_slice().buffer_len()];
         attributes.as_slice().emit(&mut value);
         value
     }
 
     fn connection(protocol: Protocol, client: impl Into<IpAddr>, node: impl Into<IpAddr>) -> TranslatedConnection {
-        TranslatedConnection { protocol, client: (client, 40000).into(), nat: (node, 61000).into() }
+        let (client, nat) = ((client, 40000).into(), (node, 61000).into());
+        TranslatedConnection { protocol, client, nat, remaining: Duration::from_secs(29), is_stream: true }
     }
 
     const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
@@ -115,6 +123,13 @@ mod tests {
         let addresses =
             [bytes(conntrack::SOURCE_V6, &client.octets()), bytes(conntrack::DESTINATION_V6, &node.octets())];
         assert_eq!(parse(&entry(status, &addresses, 6)), Some(connection(Protocol::Tcp, client, node)));
+    }
+
+    #[test]
+    fn a_udp_flow_is_a_stream_if_its_entry_is_assured() {
+        let status = conntrack::DESTINATION_NAT | OTHERS & !conntrack::ASSURED;
+        let flow = TranslatedConnection { is_stream: false, ..connection(Protocol::Udp, CLIENT, NODE) };
+        assert_eq!(parse(&entry(status, &addresses(), 17)), Some(flow));
     }
 
     #[test]

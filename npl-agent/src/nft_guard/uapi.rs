@@ -127,6 +127,8 @@ pub(super) mod conntrack {
     pub(in super::super) const ORIGINAL: u16 = 1;
     pub(in super::super) const STATUS: u16 = 3;
     pub(in super::super) const PROTOCOL_STATE: u16 = 4;
+    /// In seconds.
+    pub(in super::super) const TIMEOUT: u16 = 7;
     pub(in super::super) const ADDRESSES: u16 = 1;
     pub(in super::super) const PROTOCOL: u16 = 2;
     pub(in super::super) const SOURCE_V4: u16 = 1;
@@ -140,6 +142,8 @@ pub(super) mod conntrack {
     pub(in super::super) const TCP_STATE: u16 = 1;
     /// The states of TCP connections that have ended: `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
     pub(in super::super) const ENDED: [u8; 2] = [7, 8];
+    /// `IPS_ASSURED`: for UDP, the flow is a stream.
+    pub(in super::super) const ASSURED: u32 = 1 << 2;
     /// `IPS_DST_NAT`: the connection's destination is translated.
     pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;
 }

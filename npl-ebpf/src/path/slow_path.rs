@@ -172,9 +172,11 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return trace::decide(Verdict::UNRELATED);
     };
-    // If a packet ends before its TCP flags, the program treats the packet like one without flags.
-    let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
-    host_connection::record_leaving(&packet, tcp_flags);
+    // A packet that ends within its header, and the first fragment of an SCTP packet, create no record. Other packets of
+    // the connection do.
+    if let Ok(segment) = packet.segment(ctx) {
+        host_connection::record_leaving(&packet, segment);
+    }
     trace::decide(Verdict::UNRELATED)
 }
 

@@ -570,6 +570,12 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
     })
 }
 
+/// Whether this acknowledgement number (SCTP: tag) acknowledges the SYN of a handshake with this flow hash.
+#[inline(never)]
+pub fn is_handshake_acknowledged<F: Family>(hash: u64, acknowledgement: u32) -> bool {
+    slots::find_handshake::<F>(handshake_key(hash, acknowledgement)).is_some()
+}
+
 /// Whether the flows of this protocol begin with a handshake (TCP and SCTP).
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {

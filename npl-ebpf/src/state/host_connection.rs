@@ -3,9 +3,19 @@
 //! port range, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote host in place of
 //! the client, and the Node in place of the Pod.
 
-use npl_common::{config::Config, host_connection, mapping::Frontend};
+use npl_common::{
+    config::Config,
+    conntrack::{Numbers, Segment},
+    host_connection,
+    mapping::Frontend,
+};
 
-use super::{conntrack::Flow, lookup_cache, maps::Family, tuple::FlowTuple};
+use super::{
+    conntrack::{self, Flow},
+    lookup_cache,
+    maps::Family,
+    tuple::FlowTuple,
+};
 use crate::{
     base::{cell::Cell, clock::coarse_seconds, maps::CONFIG, mode::STACK},
     net::{headers::tcp_flag, packet::Packet},
@@ -17,10 +27,9 @@ use crate::{
 /// reply is not recorded.
 ///
 /// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
-/// host connection. A SYN-ACK from a mapped port is not recorded either, because the flow tuple alone does not show
-/// whether the SYN-ACK is an already translated reply.
+/// host connection.
 #[inline(always)]
-pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
+pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
@@ -32,17 +41,17 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(node) = node else { return };
     let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: node, pod_port };
     let protocol = headers.protocol;
-    let is_syn_ack = tcp_flags & tcp_flag::SYN != 0 && tcp_flags & tcp_flag::ACK != 0;
-    if tcp_flags & tcp_flag::RST != 0 || may_be_translated_reply(config, tuple, protocol, is_syn_ack) {
+    if segment.flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol, segment.numbers) {
         return;
     }
     let hash = tuple.hash(config.seed, protocol);
     let now = coarse_seconds();
     if let Some(slot) = slot::<F>(hash, now) {
-        let entry = host_connection::entry(hash, now);
+        let word = slot.load();
+        let entry = host_connection::renewed(word, hash, protocol, now);
         // The slot is written at most once per 1.07 s, because each write invalidates the cache line on other
         // processors.
-        if slot.load() != entry {
+        if word != entry {
             slot.store(entry);
         }
     }
@@ -68,19 +77,23 @@ fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     Some(if host_connection::is_second(first.load(), second.load(), hash, now) { second } else { first })
 }
 
+/// Whether a packet that leaves from a node port is a reply of the mapped Pod. The Pod's SYN-ACK belongs to a flow only
+/// if its acknowledgement number is that of a handshake.
 #[inline(always)]
-fn may_be_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, is_syn_ack: bool) -> bool {
+fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };
     let Some((backend, _)) = lookup_cache::backend::<F, STACK>(config, frontend) else { return false };
-    if is_syn_ack {
-        return true;
-    }
     let tuple = FlowTuple::<F> {
         client: tuple.client,
         client_port: tuple.client_port,
         pod: backend.addr,
         pod_port: backend.port,
     };
+    // The handshake is looked up before the flow, because its entry is removed after the flow's entry is written.
+    let hash = tuple.hash(config.seed, protocol);
+    if conntrack::is_handshake_acknowledged::<F>(hash, numbers.acknowledgement()) {
+        return true;
+    }
     let key = F::flow_key(&tuple, protocol);
-    Flow::<F>::new(config.seed, &tuple, protocol, &key).is_some_and(|flow| flow.has_entry())
+    Flow::<F>::with_hash(hash, protocol, &key).is_some_and(|flow| flow.has_entry())
 }

@@ -17,8 +17,7 @@ use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 const MIB: u64 = 1024 * 1024;
 const PODS: [&str; 2] = ["web-0", "web-1"];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-/// Requests per second. A handshake may be reset if its mapping is written between its SYN and its SYN-ACK. At this
-/// rate, this happens in less than one of a thousand runs.
+/// Requests per second.
 const RATE: u32 = 50;
 /// The first node port of the range.
 const FIRST_PORT: u16 = 61000;

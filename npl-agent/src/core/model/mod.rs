@@ -18,6 +18,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     str::FromStr,
     sync::Arc,
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -395,6 +396,10 @@ pub struct TranslatedConnection {
     pub client: SocketAddr,
     /// The node address and node port to which the client sends.
     pub nat: SocketAddr,
+    /// The time until kernel conntrack removes the entry, if no further packet arrives.
+    pub remaining: Duration,
+    /// Whether kernel conntrack treats a UDP flow as a stream, which has a longer timeout.
+    pub is_stream: bool,
 }
 
 /// The value of a mapping: the Pod port that receives the traffic of the mapping.

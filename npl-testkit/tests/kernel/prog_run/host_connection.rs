@@ -10,7 +10,7 @@ use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::Packet;
-use npl_testkit::packet::sctp_chunks::{ABORT, DATA};
+use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::errors::{about_reply, too_large};
@@ -81,6 +81,30 @@ fn connection_that_was_accepted_before_the_mapping_is_a_host_connection() {
         // A new connection of the same client is translated.
         let syn = tcp(client(), unmapped, SYN, b"");
         assert_eq!(lab.ingress(&syn).bytes, to(&syn, (other_pod_ip(), 8080).into()).build());
+    });
+}
+
+/// The mapping is written between the client's SYN, which rules of other software have translated, and the Pod's
+/// SYN-ACK. Kernel conntrack continues to translate the connection, so NPL must not.
+#[test]
+fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
+    with_mappings(|lab| {
+        let unmapped: SocketAddr = (node().ip(), NODE_PORT + 1).into();
+        let other_pod: SocketAddr = (other_pod_ip(), 8080).into();
+        for (protocol, port) in [(Tcp, unmapped.port()), (Sctp, unmapped.port())] {
+            let packet = |from, to, tcp_flags, chunk| match protocol {
+                Tcp => tcp(from, to, tcp_flags, b""),
+                _ => sctp(from, to, chunk, b""),
+            };
+            let syn = packet(client(), unmapped, SYN, INIT);
+            assert_eq!(lab.ingress(&syn).bytes, syn.build());
+            lab.add(protocol, port, other_pod, 7);
+            leaves(lab, &packet(unmapped, client(), SYN | ACK, INIT_ACK));
+            for (flags, chunk) in [(ACK, COOKIE_ECHO), (PSH | ACK, DATA)] {
+                let next = packet(client(), unmapped, flags, chunk);
+                lab.ingress(&next).is(&next, reason(Reason::HostConnection));
+            }
+        }
     });
 }
 
@@ -269,8 +293,21 @@ fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         is_reply_translated(lab, SYN | ACK);
-        leaves(lab, &tcp(node(), client(), SYN | ACK, b""));
+        leaves(lab, &from(&tcp(pod(), client(), SYN | ACK, b""), node()));
         lab.forget_handshake(flow(Tcp));
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        assert_eq!(lab.ingress(&more).bytes, to(&more, pod()).build());
+    });
+}
+
+/// The Pod repeats its SYN-ACK after NPL has removed the handshake's entries, because the connection is established.
+#[test]
+fn repeated_syn_ack_creates_no_host_connection() {
+    with_mappings(|lab| {
+        establish(lab);
+        leaves(lab, &from(&tcp(pod(), client(), SYN | ACK, b""), node()));
+        lab.evict(flow(Tcp));
+        lab.set_slot(flow(Tcp), 0);
         let more = tcp(client(), node(), PSH | ACK, b"more");
         assert_eq!(lab.ingress(&more).bytes, to(&more, pod()).build());
     });
