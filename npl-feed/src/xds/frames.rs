@@ -48,8 +48,7 @@ where
             match self.body.frame().await {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        self.buffer.extend_from_slice(&data);
-                        self.memory.set(self.buffer.capacity());
+                        self.append(&data);
                     }
                 }
                 Some(Err(error)) => return Err(Status::from_error(error.into())),
@@ -59,15 +58,32 @@ where
         }
     }
 
+    /// Appends received bytes. The buffer grows by doubling, but not beyond the end of the incomplete request.
+    fn append(&mut self, data: &[u8]) {
+        let needed = self.buffer.len() + data.len();
+        if needed > self.buffer.capacity() {
+            let end = self.declared_length().map_or(HEAD, |length| HEAD + length.min(LARGEST));
+            let capacity = needed.max(end.min(2 * self.buffer.capacity()));
+            self.buffer.reserve_exact(capacity - self.buffer.len());
+        }
+        self.buffer.extend_from_slice(data);
+        self.memory.set(self.buffer.capacity());
+    }
+
+    /// Returns the length of the incomplete request, if the length has arrived.
+    fn declared_length(&self) -> Option<usize> {
+        let [_, length @ ..] = self.buffer.first_chunk::<HEAD>()?;
+        Some(usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX))
+    }
+
     /// Takes a complete message with its head out of the buffer.
     fn take_message(&mut self) -> Result<Option<Vec<u8>>, Status> {
-        let Some([flag, length @ ..]) = self.buffer.first_chunk::<HEAD>() else { return Ok(None) };
+        let (Some(flag), Some(length)) = (self.buffer.first(), self.declared_length()) else { return Ok(None) };
         match flag {
             0 => {}
             1 => return Err(Status::internal("the message is compressed, although no grpc-encoding was given")),
             flag => return Err(Status::internal(format!("the message has the invalid compression flag {flag}"))),
         }
-        let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
         if length > LARGEST {
             let text = format!("the message is too large: it has {length} bytes, and the limit is {LARGEST}");
             return Err(Status::out_of_range(text));
@@ -124,6 +140,14 @@ mod tests {
             assert_eq!(nonces, ["1", "", &long, "4"], "frames of {size} bytes");
             assert_eq!(bytes, 0, "no memory is held between two requests");
         }
+    }
+
+    #[test]
+    fn a_large_incomplete_request_takes_at_most_its_length() {
+        let whole = message(&"x".repeat(1_100_000));
+        let (nonces, bytes) = read(&whole[..1_090_000], 16_384);
+        assert!(nonces.is_empty());
+        assert!((1_090_000..=whole.len()).contains(&bytes), "{bytes}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{dns, network, scene::Folder};
 
-const LIMIT: Duration = Duration::from_mins(5);
+pub(crate) const LIMIT: Duration = Duration::from_mins(5);
 pub(crate) const FEED: &str = "127.0.0.1:8080";
 const API_SERVER: &str = "https://127.0.0.1:6443";
 /// The user name of the manifest's service account.

@@ -2,7 +2,11 @@
 //! Hostile clients of the program `npl-feed` keep HTTP/2 flow-control windows closed, do not complete requests, and
 //! subscribe to as many names as they can. The feed's memory stays bounded, and the feed answers other clients.
 
-use std::{io::Write as _, net::TcpStream};
+use std::{
+    io::Write as _,
+    net::TcpStream,
+    time::{Duration, Instant},
+};
 
 use envoy_types::pb::envoy::{
     config::endpoint::v3::ClusterLoadAssignment,
@@ -10,7 +14,8 @@ use envoy_types::pb::envoy::{
 };
 use futures::StreamExt as _;
 use prost::Name as _;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, time::timeout};
+use tonic::Code;
 
 use crate::{
     api_server::{self, FEED},
@@ -107,16 +112,37 @@ fn leave_requests_incomplete() -> Vec<TcpStream> {
     (0..INCOMPLETE).map(|_| connect(XDS, &bytes)).collect()
 }
 
+/// Connects again until `attempt` returns a value. As every xDS client does, because the feed may close the connection
+/// of a large request while others keep more memory occupied.
+async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
+    let end = Instant::now() + api_server::LIMIT;
+    loop {
+        if let Some(value) = attempt().await {
+            return value;
+        }
+        assert!(Instant::now() < end, "the feed closed each connection");
+    }
+}
+
 /// Opens a stream with a complete request that is as large as a request may be, and to which the feed sends no response.
-async fn send_large_request() -> impl Send {
+/// `is_counted` returns whether the feed has read the request. Returns `None` if the feed has closed the connection.
+async fn send_large_request(is_counted: impl Fn() -> bool) -> Option<Box<dyn Send>> {
     let mut client = slow::connect().await;
     let request = DiscoveryRequest { type_url: "x".repeat(LARGE), ..DiscoveryRequest::default() };
     let requests = futures::stream::iter([request]).chain(futures::stream::pending());
-    (client.stream_aggregated_resources(requests).await.unwrap(), client)
+    let mut responses = client.stream_aggregated_resources(requests).await.ok()?.into_inner();
+    while !is_counted() {
+        if let Ok(end) = timeout(Duration::from_millis(20), responses.message()).await {
+            end.expect_err("the type of the request is unknown");
+            return None;
+        }
+    }
+    Some(Box::new((client, responses)))
 }
 
-/// Subscribes to many names on one stream, and waits for the response.
-async fn subscribe(number: usize) -> impl Send {
+/// Subscribes to many names on one stream, and waits for the response. Returns `None` if the feed has closed the
+/// connection.
+async fn subscribe(number: usize) -> Option<impl Send> {
     let mut client = slow::connect().await.max_decoding_message_size(LARGEST_RESPONSE);
     let name = |index| format!("{:x<LONGEST_NAME$}", format!("service-{number:02}-{index:05}.production:http-"));
     let request = DeltaDiscoveryRequest {
@@ -125,9 +151,17 @@ async fn subscribe(number: usize) -> impl Send {
         ..DeltaDiscoveryRequest::default()
     };
     let requests = futures::stream::iter([request]).chain(futures::stream::pending());
-    let mut responses = client.delta_aggregated_resources(requests).await.unwrap().into_inner();
-    responses.message().await.expect("names within the limit");
-    (client, responses)
+    let mut responses = client.delta_aggregated_resources(requests).await.ok()?.into_inner();
+    match responses.message().await {
+        Ok(response) => {
+            response.expect("names within the limit");
+            Some((client, responses))
+        }
+        Err(status) => {
+            assert_ne!(status.code(), Code::ResourceExhausted, "names within the limit");
+            None
+        }
+    }
 }
 
 #[test]
@@ -146,16 +180,15 @@ fn hostile_clients_take_bounded_memory_and_others_are_served() {
         println!("{INCOMPLETE} connections with incomplete requests: {} KiB", cluster.memory());
         let (subscribers, mut streams) = (Runtime::new().unwrap(), Vec::new());
         let unknown = r#"npl_feed_xds_messages_total{type="unknown",event="unknown_type"}"#;
-        // One request after the other, because the feed closes connections with large incomplete requests.
-        let send_large = |number| {
-            let stream = subscribers.block_on(send_large_request());
-            wait_for_count(unknown, number + 1);
-            stream
+        let read = || api_server::until("metrics", || read_count(unknown));
+        let send_large = |_| {
+            let before = read();
+            subscribers.block_on(reconnect(async || send_large_request(|| read() > before).await))
         };
         let large: Vec<_> = (0..COMPLETE).map(send_large).collect();
         println!("{COMPLETE} streams after a large request: {} KiB", cluster.memory());
         for number in 0..MOST_NAMES / NAMES {
-            streams.push(subscribers.block_on(subscribe(number)));
+            streams.push(subscribers.block_on(reconnect(async || subscribe(number).await)));
         }
         assert_eq!(read_count("npl_feed_xds_names"), Some(MOST_NAMES));
         println!("{MOST_NAMES} names: {} KiB", cluster.memory());

@@ -74,10 +74,11 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
     Box::new(client.stream_aggregated_resources(requests).await.unwrap())
 }
 
-/// Reads one of the feed's counters.
+/// Reads one of the feed's counters. The metrics contain a counter from its first event on. `None` if the feed does not
+/// answer.
 pub(crate) fn read_count(counter: &str) -> Option<usize> {
     let (_, metrics) = api_server::get("/metrics")?;
-    metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok())
+    Some(metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok()).unwrap_or(0))
 }
 
 /// Waits until one of the feed's counters is at least `count`.
