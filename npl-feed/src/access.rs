@@ -17,6 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use ipnet::IpNet;
+use npl_agent::core::pages;
 use tokio::time::Instant;
 use tokio_rustls::rustls::{
     self, RootCertStore, ServerConfig,
@@ -92,7 +93,7 @@ impl Token {
         match due {
             Some(Ok(digest)) => followed.digest = digest,
             Some(Err(error)) => {
-                warn!(%error, "the token file cannot be read again; the feed requires the previous token");
+                warn!(see = pages::url(pages::FEED_SECURITY), %error, "the token file cannot be read again; the feed requires the previous token");
             }
             None => {}
         }

@@ -4,7 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use npl_agent::{core::model::settings::PortRange, process::memory};
+use npl_agent::{
+    core::{model::settings::PortRange, pages},
+    process::memory,
+};
 use tokio::{
     sync::{mpsc::Receiver, watch},
     time::{Instant, sleep_until},
@@ -87,7 +90,7 @@ fn log(refusal: &Refusal) {
     }
     let reasons: Vec<String> = left_out.iter().map(|(reason, count)| format!("{reason}={count}")).collect();
     warn!(
-        %pod, reasons = reasons.join(","),
+        see = pages::url(pages::FEED_METRICS), %pod, reasons = reasons.join(","),
         "entries of the Pod's annotation cannot lead to the Pod and are not served: check who writes the annotation, \
          and --port-range"
     );

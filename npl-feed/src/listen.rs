@@ -17,6 +17,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use ipnet::IpNet;
+use npl_agent::core::pages;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
@@ -167,7 +168,7 @@ impl Listener {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    warn!(interface = self.interface.as_str(), %error, "accept() failed for a connection; the feed continues to accept connections");
+                    warn!(see = pages::url(pages::FEED_FAILURES), interface = self.interface.as_str(), %error, "accept() failed for a connection; the feed continues to accept connections");
                     sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

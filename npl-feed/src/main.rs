@@ -9,6 +9,7 @@ use std::{
 use clap::Parser as _;
 use npl_agent::{
     config::ConfigError,
+    core::pages,
     process::{
         limits, memory,
         telemetry::{self, FILTER_VARIABLE},
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
     }
     memory::use_one_heap();
     if let Err(error) = limits::raise_soft_limit() {
-        tracing::warn!(%error, "the soft limit of open files cannot be raised; when it is reached, the feed refuses connections");
+        tracing::warn!(see = pages::url(pages::FEED_FAILURES), %error, "the soft limit of open files cannot be raised; when it is reached, the feed refuses connections");
     }
     let format = config.log_format;
     let outcome = tokio::runtime::Builder::new_multi_thread()

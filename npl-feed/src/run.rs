@@ -11,6 +11,7 @@ use std::{
 use anyhow::Context as _;
 use axum::{Router, middleware};
 use ipnet::IpNet;
+use npl_agent::core::pages;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
@@ -138,7 +139,7 @@ pub async fn serve(
         let (zone, published, status) = (config.zone.clone(), published.clone(), Arc::clone(status));
         tasks.spawn(async move {
             if let Err(error) = dns::serve(sockets, zone, &allowed, published, status).await {
-                warn!(%error, "the DNS server has ended: the feed ends, and the kubelet restarts its container");
+                warn!(see = pages::url(pages::FEED_FAILURES), %error, "the DNS server has ended: the feed ends, and the kubelet restarts its container");
             }
         });
     }
@@ -165,7 +166,7 @@ fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receive
             match files.load() {
                 Ok(config) => drop(sender.send_replace(config)),
                 Err(error) => {
-                    warn!(%error, "the TLS files cannot be read again; the feed uses the previous certificate and key");
+                    warn!(see = pages::url(pages::FEED_SECURITY), %error, "the TLS files cannot be read again; the feed uses the previous certificate and key");
                 }
             }
         }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use npl_agent::{
+    core::pages,
     kube::watch_health::WatchObserver,
     metrics::{FailureKind, WatchedResource},
 };
@@ -268,6 +269,10 @@ impl WatchObserver for Status {
 
     fn manifest(&self) -> &'static str {
         "deploy/npl-feed.yaml"
+    }
+
+    fn page(&self) -> String {
+        pages::FEED_FAILURES.to_owned()
     }
 
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, _cause: &str) {

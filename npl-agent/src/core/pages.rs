@@ -46,6 +46,14 @@ pages! {
     ABI_UPGRADE = "docs/upgrade.md#between-abi-versions";
     /// The section about Antrea's agent and NPL's agent on the same Node.
     BOTH_AGENTS = "docs/antrea-compatibility.md#both-agents-run";
+    /// The section about failures around the feed.
+    FEED_FAILURES = "docs/load-balancers.md#when-something-fails";
+    /// The section about the feed's metrics.
+    FEED_METRICS = "docs/load-balancers.md#metrics";
+    /// The section about the feed's DNS interface.
+    FEED_DNS = "docs/load-balancers.md#dns";
+    /// The section about the feed's tokens, certificates and permissions.
+    FEED_SECURITY = "docs/load-balancers.md#security";
 }
 
 /// The URL of the repository's folder, to which the paths of the documents are relative.
@@ -71,12 +79,13 @@ pub fn of_check(key: &str) -> String {
 mod tests {
     use super::{ALL, url};
 
-    const DOCUMENTS: [(&str, &str); 5] = [
+    const DOCUMENTS: [(&str, &str); 6] = [
         ("docs/troubleshoot.md", include_str!("../../../docs/troubleshoot.md")),
         ("docs/operate.md", include_str!("../../../docs/operate.md")),
         ("docs/install.md", include_str!("../../../docs/install.md")),
         ("docs/upgrade.md", include_str!("../../../docs/upgrade.md")),
         ("docs/antrea-compatibility.md", include_str!("../../../docs/antrea-compatibility.md")),
+        ("docs/load-balancers.md", include_str!("../../../docs/load-balancers.md")),
     ];
     const VALUES: &str = include_str!("../../../deploy/chart/npl/values.yaml");
 

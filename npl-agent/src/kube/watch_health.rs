@@ -22,6 +22,8 @@ pub trait WatchObserver: fmt::Debug + Send + Sync {
     fn process(&self) -> &'static str;
     /// Returns the file name of the manifest that grants the process its permissions.
     fn manifest(&self) -> &'static str;
+    /// Returns the section of the documents about failures of watches, one of [`pages`].
+    fn page(&self) -> String;
     /// Records that a list or a watch failed; `cause` is the text of the error.
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str);
     /// Records that the API server has answered a list, accepted a watch, or sent an event.
@@ -42,6 +44,10 @@ impl WatchObserver for Observers {
 
     fn manifest(&self) -> &'static str {
         "deploy/npl.yaml"
+    }
+
+    fn page(&self) -> String {
+        pages::of_check("api_server")
     }
 
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str) {
@@ -109,7 +115,7 @@ impl WatchHealth {
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {
         self.observer.record_failure(self.subject, FailureKind::Restored, "");
         warn!(
-            see = pages::url(&pages::of_check("api_server")),
+            see = pages::url(&self.observer.page()),
             subject = %self.subject, seen, newest,
             "the API server's resource versions decreased, as after a restore of etcd from a backup: the {} lists {} \
              again; restart controllers and kubelets, which may miss changes",
@@ -122,23 +128,23 @@ impl WatchHealth {
         let (process, manifest) = (self.observer.process(), self.observer.manifest());
         match kind {
             FailureKind::Unreachable if is_certificate_error(err) => {
-                warn!(see = pages::url(&pages::of_check("api_server")), %subject, err, "{CERTIFICATE_ADVICE}");
+                warn!(see = pages::url(&self.observer.page()), %subject, err, "{CERTIFICATE_ADVICE}");
             }
             FailureKind::Forbidden => warn!(
-                see = pages::url(&pages::of_check("api_server")),
+                see = pages::url(&self.observer.page()),
                 %subject, err,
                 "the {process} may not list and watch {subject}: apply {manifest}, which grants the permission; until \
                  then the {process} serves the last known state"
             ),
             FailureKind::Unauthorized => warn!(
-                see = pages::url(&pages::of_check("api_server")),
+                see = pages::url(&self.observer.page()),
                 %subject, err,
                 "the API server does not accept the {process}'s credentials: check that its service account exists; \
                  until then the {process} serves the last known state"
             ),
             FailureKind::Malformed => {
                 warn!(
-                    see = pages::url(&pages::of_check("api_server")),
+                    see = pages::url(&self.observer.page()),
                     %subject, err,
                     "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API \
                      server; until then the {process} serves the last known state"
@@ -150,7 +156,7 @@ impl WatchHealth {
             | FailureKind::Expired
             | FailureKind::Restored => {
                 warn!(
-                    see = pages::url(&pages::of_check("api_server")),
+                    see = pages::url(&self.observer.page()),
                     %subject, err,
                     "watch of {subject} is interrupted: the {process} retries and serves the last known state; check that \
                      the API server is reachable from this Node"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that each warning and each error in the agent's log names the section of the documents for operators.
+//! Tests that each warning and each error in the logs of the agent and the feed names the section of the documents for
+//! operators.
 
 use std::{fs, path::Path};
 
@@ -51,8 +52,8 @@ fn calls_without_a_page_are_found() {
 /// Log lines of a level below `warn` name no section, because an operator need not act on them.
 #[test]
 fn every_warning_and_error_of_the_log_names_its_page() {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let (mut folders, mut missing, mut calls) = (vec![sources], Vec::new(), 0);
+    let sources = ["src", "../npl-feed/src"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+    let (mut folders, mut missing, mut calls) = (sources.to_vec(), Vec::new(), 0);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -30,6 +30,7 @@ use hickory_server::{
     zone_handler::MessageResponseBuilder,
 };
 use ipnet::IpNet;
+use npl_agent::core::pages;
 use tokio::net::{TcpListener, UdpSocket};
 
 use self::zone::Answer;
@@ -174,6 +175,7 @@ impl RequestHandler for Handler {
             // without members, so the feed answers with an error.
             WARNED.call_once(|| {
                 tracing::warn!(
+                    see = pages::url(pages::FEED_DNS),
                     peer = %request.src(),
                     "the members of a Service port do not fit into an answer by TCP, which has at most 64 KiB: the \
                      feed answers SERVFAIL; use xDS or HTTP for this Service"

@@ -13,6 +13,7 @@ use hickory_server::{
     },
     server::{Request, RequestHandler as _, ResponseHandle},
 };
+use npl_agent::core::pages;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -45,7 +46,7 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                warn!(interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
+                warn!(see = pages::url(pages::FEED_FAILURES), interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
                 // If the process has no free file descriptor, idle connections may have taken them all, so the oldest
                 // connection is closed.
                 open.close_oldest(|()| true);

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use npl_agent::core::pages;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::Instant,
@@ -113,6 +114,7 @@ impl OpenStream {
             if all.warned.is_none_or(|warned| warned.elapsed() >= WARN_EVERY) {
                 all.warned = Some(Instant::now());
                 warn!(
+                    see = pages::url(pages::FEED_FAILURES),
                     limit = most,
                     "an xDS stream was ended, because all streams together subscribe to too many names: raise \
                      --xds-max-names and the memory limit"

@@ -94,7 +94,7 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
         for (protocol, port) in [(Tcp, unmapped.port()), (Sctp, unmapped.port())] {
             let packet = |from, to, tcp_flags, chunk| match protocol {
                 Tcp => tcp(from, to, tcp_flags, b""),
-                _ => sctp(from, to, chunk, b""),
+                Udp | Sctp => sctp(from, to, chunk, b""),
             };
             let syn = packet(client(), unmapped, SYN, INIT);
             assert_eq!(lab.ingress(&syn).bytes, syn.build());
