@@ -62,11 +62,12 @@ pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
 }
 
 /// Returns the entry of a host connection that expires together with its entry in kernel conntrack, which is removed
-/// after `remaining` units of [`crate::fragment::time`] without a packet.
+/// after `remaining` units of [`crate::fragment::time`] without a packet. A flow that is no stream may have begun up to
+/// 2 s before its last packet, so its next packet makes it a stream, unless the packet follows at once.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let lifetime = if is_stream { STREAM_LIFETIME } else { LIFETIME };
     let age = lifetime.saturating_sub(remaining);
-    entry(hash, if is_stream { STREAM } else { 0 }, time.saturating_sub(age))
+    entry(hash, if is_stream { STREAM } else { STREAM - 1 }, time.saturating_sub(age))
 }
 
 /// Whether an entry belongs to a host connection with this hash.
@@ -104,6 +105,11 @@ const fn age(word: u64, time: u64) -> u64 {
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn duration(word: u64) -> u64 {
     (word & DURATION_MASK) >> DURATION_SHIFT
+}
+
+/// A copy of an entry whose time is earlier by `units`. Tests thereby let an entry expire.
+pub const fn aged(word: u64, units: u64) -> u64 {
+    word & !TIME_MASK | word.wrapping_sub(units) & TIME_MASK
 }
 
 /// The first candidate slot for a host connection with this hash. The slot depends only on bits of the hash that are
@@ -162,6 +168,9 @@ mod tests {
             let (word, end) = (expiring(hash, is_stream, time, remaining), time + remaining.min(longest));
             prop_assert!(is_alive(word, hash, UDP, end));
             prop_assert!(!is_alive(word, hash, UDP, end + 1));
+            if remaining > 0 {
+                prop_assert_eq!(renewed(word, hash, UDP, time + 1), entry(hash, STREAM, time + 1));
+            }
         }
 
         #[test]

@@ -172,7 +172,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return trace::decide(Verdict::UNRELATED);
     };
-    // A packet that ends within its header, and the first fragment of an SCTP packet, create no record. Other packets of
+    // A packet whose header or length is unknown, such as a first fragment of SCTP, creates no record. Other packets of
     // the connection do.
     if let Ok(segment) = packet.segment(ctx) {
         host_connection::record_leaving(&packet, segment);

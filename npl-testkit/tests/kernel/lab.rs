@@ -15,7 +15,7 @@ use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Proto
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::names;
-use npl_common::{conntrack, fragment, half_open};
+use npl_common::{conntrack, fragment, half_open, host_connection};
 use npl_testkit::packet::{Packet, SCTP_TAG};
 
 use crate::bpffs_pool::{BPFFS, BpffsPool};
@@ -57,6 +57,7 @@ struct FlowMaps<K, V> {
     flows: HashMap<MapData, K, V>,
     slots: Array<MapData, u64>,
     fragments: Array<MapData, u64>,
+    host_connections: Array<MapData, u64>,
 }
 
 /// A loaded datapath. Maps that the agent does not read are opened here too, so that tests can inspect them.
@@ -142,11 +143,13 @@ impl Lab {
             flows: open(names::MAP_FLOW_V4),
             slots: open(names::MAP_HALF_OPEN_V4),
             fragments: open(names::MAP_FRAGMENT_V4),
+            host_connections: open(names::MAP_HOST_CONNECTION_V4),
         };
         let v6 = FlowMaps {
             flows: open(names::MAP_FLOW_V6),
             slots: open(names::MAP_HALF_OPEN_V6),
             fragments: open(names::MAP_FRAGMENT_V6),
+            host_connections: open(names::MAP_HOST_CONNECTION_V6),
         };
         Self { datapath, v4, v6, full_tables: None }
     }
@@ -351,6 +354,19 @@ impl Lab {
         for (slot, record) in self.fragment_records(family) {
             self.set_fragment_record(family, slot, fragment::aged(record, units));
         }
+    }
+
+    /// Makes the record of a host connection older by `units`, each of about one second. The Pod of `id` is the Node.
+    pub(crate) fn age_host_connection(&mut self, id: FlowId, units: u64) {
+        let maps = if Family::of(id.client.ip()) == Family::V4 {
+            &mut self.v4.host_connections
+        } else {
+            &mut self.v6.host_connections
+        };
+        let slots = [host_connection::slot(hash(id)), host_connection::second_slot(hash(id))];
+        let slot = slots.into_iter().find(|slot| host_connection::matches(maps.get(slot, 0).unwrap(), hash(id)));
+        let slot = slot.expect("a record of the host connection");
+        maps.set(slot, host_connection::aged(maps.get(&slot, 0).unwrap(), units), 0).unwrap();
     }
 
     fn fragments(&mut self, family: Family) -> &mut Array<MapData, u64> {

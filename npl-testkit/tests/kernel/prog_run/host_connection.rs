@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use npl_agent::core::model::Protocol;
+use npl_common::host_connection::{LIFETIME, STREAM_LIFETIME};
 use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
@@ -105,6 +106,27 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
                 lab.ingress(&next).is(&next, reason(Reason::HostConnection));
             }
         }
+    });
+}
+
+/// The record of a UDP flow expires with the flow's entry in kernel conntrack: after that, the host has no translation
+/// for the flow's datagrams. A flow that has lasted for more than 2 s is a stream with a longer timeout.
+#[test]
+fn record_of_a_udp_flow_expires_as_in_kernel_conntrack() {
+    with_mappings(|lab| {
+        let id = FlowId { client: client(), pod: node(), protocol: Udp };
+        let (sent, answer) = (udp(node(), client(), b"question"), udp(client(), node(), b"answer"));
+        let is_of_host = |lab: &mut Lab| lab.ingress(&answer).bytes == answer.build();
+        leaves(lab, &sent);
+        lab.age_host_connection(id, LIFETIME - 1);
+        assert!(is_of_host(lab), "the flow's entry in kernel conntrack still exists");
+        leaves(lab, &sent);
+        lab.age_host_connection(id, STREAM_LIFETIME - 1);
+        assert!(is_of_host(lab), "the flow is a stream");
+        lab.age_host_connection(id, 3);
+        leaves(lab, &sent);
+        lab.age_host_connection(id, LIFETIME + 2);
+        assert!(!is_of_host(lab), "the flow is a new flow, because its last record had expired");
     });
 }
 
