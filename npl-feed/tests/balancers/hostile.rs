@@ -112,15 +112,20 @@ fn leave_requests_incomplete() -> Vec<TcpStream> {
     (0..INCOMPLETE).map(|_| connect(XDS, &bytes)).collect()
 }
 
-/// Connects again until `attempt` returns a value. As every xDS client does, because the feed may close the connection
-/// of a large request while others keep more memory occupied.
+/// Connects again until `attempt` returns a value. Every xDS client does so, because the feed may close the connection of
+/// a large request while other clients keep more memory occupied.
 async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
     let end = Instant::now() + api_server::LIMIT;
+    let mut closed = 0;
     loop {
         if let Some(value) = attempt().await {
+            if closed > 0 {
+                println!("the feed closed {closed} connections of one client");
+            }
             return value;
         }
-        assert!(Instant::now() < end, "the feed closed each connection");
+        closed += 1;
+        assert!(Instant::now() < end, "the feed closed each of {closed} connections");
     }
 }
 
