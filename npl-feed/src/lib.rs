@@ -7,11 +7,11 @@
 //! ```
 
 pub mod access;
+pub mod client_memory;
 pub mod config;
 pub mod core;
 pub mod dns;
 pub mod follow;
-pub mod held;
 pub mod http;
 pub mod kube;
 pub mod listen;

@@ -34,7 +34,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     access,
-    held::{Connection, HeldMemory, WINDOW},
+    client_memory::{ClientMemory, Connection, WINDOW},
     stall::StallLimit,
     status::{ClientRefusal, Interface, Status},
 };
@@ -128,7 +128,7 @@ pub struct Listener {
     allowed: Arc<[IpNet]>,
     tls: Tls,
     status: Arc<Status>,
-    memory: HeldMemory,
+    memory: ClientMemory,
 }
 
 impl Listener {
@@ -143,7 +143,7 @@ impl Listener {
         allowed: Arc<[IpNet]>,
         tls: Tls,
         status: Arc<Status>,
-        memory: HeldMemory,
+        memory: ClientMemory,
     ) -> io::Result<Self> {
         Ok(Self { socket: open_socket(address)?, interface, allowed, tls, status, memory })
     }

@@ -36,7 +36,7 @@ const NAME: &str = "web.default:http";
 const MOST_NAMES: usize = 1000;
 
 fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
-    let (address, status, memory) = ("127.0.0.1:0".parse().unwrap(), Arc::clone(status), HeldMemory::default());
+    let (address, status, memory) = ("127.0.0.1:0".parse().unwrap(), Arc::clone(status), ClientMemory::default());
     Listener::bind(address, interface, allowed, None, status, memory).unwrap()
 }
 
@@ -246,7 +246,7 @@ async fn a_connection_ends_when_the_client_stops_reading() {
     let mut task = tokio::spawn(requests(
         StallLimit::new(server),
         router,
-        HeldMemory::default().connect(Interface::Http, Arc::default()),
+        ClientMemory::default().connect(Interface::Http, Arc::default()),
     ));
     client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let mut buffer = [0; 64];

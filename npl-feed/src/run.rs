@@ -23,10 +23,10 @@ use tracing::{info, warn};
 
 use crate::{
     access::{AccessError, TlsFiles, Token},
+    client_memory::ClientMemory,
     config::Config,
     dns,
     follow::{self, Published},
-    held::HeldMemory,
     http, kube,
     listen::{self, Listener},
     status::{Interface, Status},
@@ -110,7 +110,7 @@ pub async fn serve(
     let token = config.token_file.as_deref().map(|path| Token::follow(path, RELOAD)).transpose()?;
     let tls = config.tls().map(|files| follow_tls(files, tasks)).transpose()?;
     let logged = Once::new();
-    let memory = HeldMemory::default();
+    let memory = ClientMemory::default();
     let bind = async |address: SocketAddr, interface: Interface| {
         let bind = async |address| {
             let (allowed, status) = (Arc::clone(&allowed), Arc::clone(status));

@@ -21,7 +21,7 @@ use crate::{
         change_log::ChangeLog,
         executor::{Executor, OpError, OpResult, PatchAnswer},
         introspection::{Introspection, device_views},
-        service_meter::{ServiceFollower, ServiceMeter},
+        service_meter::{MeterUpdates, ServiceMeter},
     },
     core::{
         devices::takeover::served_by_former_only,
@@ -107,7 +107,7 @@ pub struct Reconciler {
     /// When to return freed memory to the operating system; each change from the API server postpones this time.
     quiet_due: Option<Instant>,
     introspection: Introspection,
-    services: ServiceFollower,
+    services: MeterUpdates,
 }
 
 /// The targets to which programs are attached: network devices and a cgroup.
@@ -168,7 +168,7 @@ impl Reconciler {
             delays: PublishDelays::default(),
             quiet_due: None,
             introspection,
-            services: ServiceFollower::new(service_meter),
+            services: MeterUpdates::new(service_meter),
         }
     }
 
@@ -207,7 +207,7 @@ impl Reconciler {
                 () = until(network_due), if self.survey.is_none() => self.begin_survey(),
                 found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
                 () = until(deadline) => {}
-                () = until(services_due) => self.services.follow(&self.state, &self.executor.datapath.tables)?,
+                () = until(services_due) => self.services.update(&self.state, &self.executor.datapath.tables)?,
                 () = until(quiet_due) => self.give_memory_back(),
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
@@ -238,7 +238,7 @@ impl Reconciler {
         }
         self.are_routes_due = true;
         self.delays.begin(self.state.changed_pods(), Instant::now());
-        self.services.follow_soon();
+        self.services.update_soon();
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
@@ -322,7 +322,7 @@ impl Reconciler {
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);
-            self.services.follow_soon();
+            self.services.update_soon();
         }
         self.delays.retain(|pod| self.state.awaits_publication(pod));
         self.metrics.set_pending_patches(self.executor.pending_writes());
@@ -341,7 +341,7 @@ impl Reconciler {
     }
 
     fn execute(&mut self, ops: &[Op]) -> Result<Vec<OpResult>, LoopError> {
-        let _unread = self.services.before(ops, &self.executor.datapath.tables)?;
+        let _meter_lock = self.services.lock_before(ops, &self.executor.datapath.tables)?;
         Ok(self.executor.execute(ops))
     }
 

@@ -14,7 +14,7 @@ use crate::{
     core::{
         model::Frontend,
         op::Op,
-        service_traffic::{CountedPort, ServiceTraffic},
+        service_traffic::{ServiceTarget, ServiceTraffic},
         state::PlannerState,
     },
     datapath::{DatapathError, Tables},
@@ -25,13 +25,13 @@ const UPDATE_DELAY: Duration = Duration::from_millis(200);
 
 /// Updates the Service of each mapping in the meter. Does nothing without `--service-metrics`.
 #[derive(Debug)]
-pub(super) struct ServiceFollower {
+pub(super) struct MeterUpdates {
     meter: Option<ServiceMeter>,
     /// When to compare the Services of the mappings with those of the meter; `None` if nothing has changed.
     due: Option<Instant>,
 }
 
-impl ServiceFollower {
+impl MeterUpdates {
     pub(super) const fn new(meter: Option<ServiceMeter>) -> Self {
         Self { meter, due: None }
     }
@@ -42,26 +42,26 @@ impl ServiceFollower {
     }
 
     /// Makes an update due within [`UPDATE_DELAY`].
-    pub(super) fn follow_soon(&mut self) {
+    pub(super) fn update_soon(&mut self) {
         if self.meter.is_some() {
             self.due.get_or_insert_with(|| Instant::now() + UPDATE_DELAY);
         }
     }
 
-    /// When [`Self::follow`] is due.
+    /// When [`Self::update`] is due.
     pub(super) const fn due(&self) -> Option<Instant> {
         self.due
     }
 
     /// Updates the Services of the mappings. The caller waits for [`Self::due`], because an update reads all node ports.
-    pub(super) fn follow(&mut self, state: &PlannerState, tables: &Tables) -> Result<(), DatapathError> {
+    pub(super) fn update(&mut self, state: &PlannerState, tables: &Tables) -> Result<(), DatapathError> {
         self.due = None;
-        self.meter.as_ref().map_or(Ok(()), |meter| meter.follow(state.service_ports(), tables))
+        self.meter.as_ref().map_or(Ok(()), |meter| meter.update_owners(state.service_ports(), tables))
     }
 
     /// Returns a guard that the caller keeps while it executes ops, so that a scrape does not read counters meanwhile.
     /// If the ops remove mappings, first adds the traffic of all mappings to their Services.
-    pub(super) fn before(
+    pub(super) fn lock_before(
         &self,
         ops: &[Op],
         tables: &Tables,
@@ -70,7 +70,7 @@ impl ServiceFollower {
         if let Some(traffic) = &mut traffic
             && ops.iter().any(|op| matches!(op, Op::RemoveMapping(_)))
         {
-            traffic.observe(tables.reading()?);
+            traffic.observe(tables.read_counters()?);
         }
         Ok(traffic)
     }
@@ -96,16 +96,20 @@ impl ServiceMeter {
     /// Reads the counters of all mappings.
     fn measure(&self, tables: &Tables) -> Result<(), DatapathError> {
         let mut traffic = self.lock();
-        traffic.observe(tables.reading()?);
+        traffic.observe(tables.read_counters()?);
         Ok(())
     }
 
     /// Sets the Service port of each mapping. If a mapping gets another Service port or is gone, reads the counters
     /// first.
-    fn follow(&self, owners: BTreeMap<Frontend, Option<CountedPort>>, tables: &Tables) -> Result<(), DatapathError> {
+    fn update_owners(
+        &self,
+        owners: BTreeMap<Frontend, Option<ServiceTarget>>,
+        tables: &Tables,
+    ) -> Result<(), DatapathError> {
         let mut traffic = self.lock();
         if traffic.changes_owner(&owners) {
-            traffic.observe(tables.reading()?);
+            traffic.observe(tables.read_counters()?);
         }
         traffic.set_owners(owners);
         Ok(())
@@ -113,9 +117,9 @@ impl ServiceMeter {
 
     /// Reads the counters of all mappings, and returns the traffic of each Service port; `None` stands for
     /// all Service ports without series of their own.
-    pub(super) fn read(&self, tables: &Tables) -> Result<Vec<(Option<CountedPort>, MappingStats)>, DatapathError> {
+    pub(super) fn read(&self, tables: &Tables) -> Result<Vec<(Option<ServiceTarget>, MappingStats)>, DatapathError> {
         let mut traffic = self.lock();
-        traffic.observe(tables.reading()?);
+        traffic.observe(tables.read_counters()?);
         let kept = traffic.kept().map(|(port, stats)| (Some(port.clone()), stats));
         Ok(kept.chain([(None, traffic.other())]).collect())
     }

@@ -17,7 +17,7 @@ use super::{
 
 /// The port of a Service whose traffic is counted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CountedPort {
+pub struct ServiceTarget {
     /// The namespace of the Service.
     pub namespace: String,
     /// The name of the Service.
@@ -30,20 +30,20 @@ pub struct CountedPort {
 
 /// One read of the counters of all mappings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reading {
+pub struct CounterSample {
     /// The counters of each mapping that has separate counters.
     pub mappings: BTreeMap<Frontend, MappingStats>,
     /// The traffic of all mappings, including removed mappings and mappings without separate counters.
     pub total: MappingStats,
 }
 
-/// The traffic of Services since the first [`Reading`], which is made at the start of the agent.
+/// The traffic of Services since the first [`CounterSample`], which is made at the start of the agent.
 #[derive(Debug)]
 pub struct ServiceTraffic {
     /// The maximum number of Service ports in `kept`.
     max: usize,
-    owners: BTreeMap<Frontend, CountedPort>,
-    kept: BTreeMap<CountedPort, MappingStats>,
+    owners: BTreeMap<Frontend, ServiceTarget>,
+    kept: BTreeMap<ServiceTarget, MappingStats>,
     /// The counters of each mapping at the last reading.
     last: BTreeMap<Frontend, MappingStats>,
     /// The traffic of all mappings at the first reading.
@@ -67,7 +67,7 @@ impl ServiceTraffic {
     /// Returns whether a mapping is absent from `owners`, or has another owner there. The caller must then call
     /// [`Self::observe`] before [`Self::set_owners`], because the traffic since the last reading belongs to the earlier
     /// owner.
-    pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<CountedPort>>) -> bool {
+    pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<ServiceTarget>>) -> bool {
         self.owners.iter().any(|(frontend, earlier)| match owners.get(frontend) {
             None => true,
             Some(None) => false,
@@ -78,21 +78,21 @@ impl ServiceTraffic {
     /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping drains,
     /// because its Pod or Service is gone. Further Service ports are kept as long as there is room, in the order of
     /// namespace, name and port.
-    pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<CountedPort>>) {
+    pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<ServiceTarget>>) {
         let mut earlier = std::mem::take(&mut self.owners);
         let with_owner = owners
             .into_iter()
             .filter_map(|(frontend, owner)| Some((frontend, owner.or_else(|| earlier.remove(&frontend))?)));
         self.owners = with_owner.collect();
-        let new: BTreeSet<&CountedPort> =
+        let new: BTreeSet<&ServiceTarget> =
             self.owners.values().filter(|owner| !self.kept.contains_key(*owner)).collect();
         let room = self.max.saturating_sub(self.kept.len());
         self.kept.extend(new.into_iter().take(room).map(|port| (port.clone(), MappingStats::ZERO)));
     }
 
     /// Adds the traffic since the last reading. The first reading adds nothing.
-    pub fn observe(&mut self, reading: Reading) {
-        let Reading { mappings, total } = reading;
+    pub fn observe(&mut self, sample: CounterSample) {
+        let CounterSample { mappings, total } = sample;
         let Some(first_total) = self.first_total else {
             (self.first_total, self.last) = (Some(total), mappings);
             return;
@@ -112,7 +112,7 @@ impl ServiceTraffic {
     }
 
     /// The traffic of each Service port that has its own sums.
-    pub fn kept(&self) -> impl Iterator<Item = (&CountedPort, MappingStats)> {
+    pub fn kept(&self) -> impl Iterator<Item = (&ServiceTarget, MappingStats)> {
         self.kept.iter().map(|(port, stats)| (port, *stats))
     }
 
@@ -149,12 +149,12 @@ fn combined(a: &MappingStats, b: &MappingStats, with: fn(u64, u64) -> u64) -> Ma
 impl PlannerState {
     /// Returns the Service port of each node port that has or may get a mapping. If several Services request the Pod
     /// port, returns the first Service by name; `None` if no Service requests the Pod port any more.
-    pub fn service_ports(&self) -> BTreeMap<Frontend, Option<CountedPort>> {
+    pub fn service_ports(&self) -> BTreeMap<Frontend, Option<ServiceTarget>> {
         let has_mapping = |phase: &Phase| !matches!(phase, Phase::Quarantined { .. });
         let claims = self.ports.iter().filter(|(_, claim)| has_mapping(&claim.phase));
         let port = |(frontend, claim): (&Frontend, &Claim)| {
             let of_owner = claim.owner.as_ref().and_then(|owner| {
-                Some(CountedPort {
+                Some(ServiceTarget {
                     namespace: owner.pod.namespace.to_string(),
                     service: self.services_requesting(&owner.pod, owner.port).into_iter().min()?,
                     pod_port: owner.port.pod_port,
@@ -176,23 +176,23 @@ mod tests {
         Frontend { family: Family::V4, node_port: NodePort(node_port), protocol: Protocol::Tcp }
     }
 
-    fn port(service: &str) -> CountedPort {
+    fn port(service: &str) -> ServiceTarget {
         let (namespace, service) = ("shop".to_owned(), service.to_owned());
-        CountedPort { namespace, service, pod_port: PodPort(80), protocol: Protocol::Tcp }
+        ServiceTarget { namespace, service, pod_port: PodPort(80), protocol: Protocol::Tcp }
     }
 
     fn stats(packets: u64) -> MappingStats {
         MappingStats { request_packets: packets, request_bytes: 100 * packets, ..MappingStats::ZERO }
     }
 
-    fn owners(of: &[(u16, Option<&str>)]) -> BTreeMap<Frontend, Option<CountedPort>> {
+    fn owners(of: &[(u16, Option<&str>)]) -> BTreeMap<Frontend, Option<ServiceTarget>> {
         of.iter().map(|(number, service)| (frontend(*number), service.map(port))).collect()
     }
 
     /// Reads counters of mappings, and adds `removed` packets of removed mappings to the total.
-    fn reading(mappings: &[(u16, u64)], removed: u64) -> Reading {
+    fn sample(mappings: &[(u16, u64)], removed: u64) -> CounterSample {
         let total = stats(mappings.iter().map(|(_, packets)| packets).sum::<u64>() + removed);
-        Reading {
+        CounterSample {
             mappings: mappings.iter().map(|(number, packets)| (frontend(*number), stats(*packets))).collect(),
             total,
         }
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn traffic_counts_for_the_service_since_the_start_of_the_agent() {
         let mut traffic = ServiceTraffic::new(2);
-        traffic.observe(reading(&[(61000, 50)], 7));
+        traffic.observe(sample(&[(61000, 50)], 7));
         traffic.set_owners(owners(&[(61000, Some("web")), (61001, Some("web"))]));
-        traffic.observe(reading(&[(61000, 60), (61001, 5)], 7));
+        traffic.observe(sample(&[(61000, 60), (61001, 5)], 7));
         assert_eq!(packets(&traffic), (vec![("web", 15)], 0));
         assert_eq!(traffic.kept().next().unwrap().1.request_bytes, 1500);
     }
@@ -216,44 +216,44 @@ mod tests {
     #[test]
     fn more_services_than_the_limit_are_one_sum_and_no_kept_service_loses_its_place() {
         let mut traffic = ServiceTraffic::new(2);
-        traffic.observe(reading(&[], 0));
+        traffic.observe(sample(&[], 0));
         traffic.set_owners(owners(&[(1, Some("c")), (2, Some("b")), (3, Some("a"))]));
-        traffic.observe(reading(&[(1, 1), (2, 2), (3, 3)], 0));
+        traffic.observe(sample(&[(1, 1), (2, 2), (3, 3)], 0));
         assert_eq!(packets(&traffic), (vec![("a", 3), ("b", 2)], 1));
         // All mappings of `a` are gone; the Services `c` and `aa` still have no series of their own.
         traffic.set_owners(owners(&[(1, Some("c")), (2, Some("b")), (4, Some("aa"))]));
-        traffic.observe(reading(&[(1, 1), (2, 3), (4, 5)], 3));
+        traffic.observe(sample(&[(1, 1), (2, 3), (4, 5)], 3));
         assert_eq!(packets(&traffic), (vec![("a", 3), ("b", 3)], 6));
     }
 
     #[test]
     fn counters_of_a_service_do_not_decrease_when_its_mapping_is_removed_or_its_node_port_is_used_again() {
         let mut traffic = ServiceTraffic::new(1);
-        traffic.observe(reading(&[], 0));
+        traffic.observe(sample(&[], 0));
         traffic.set_owners(owners(&[(1, Some("web"))]));
-        traffic.observe(reading(&[(1, 10)], 0));
+        traffic.observe(sample(&[(1, 10)], 0));
         // Two packets arrive between the last reading and the removal.
         traffic.set_owners(owners(&[]));
-        traffic.observe(reading(&[], 12));
+        traffic.observe(sample(&[], 12));
         assert_eq!(packets(&traffic), (vec![("web", 10)], 2));
         traffic.set_owners(owners(&[(1, Some("web"))]));
-        traffic.observe(reading(&[(1, 4)], 12));
+        traffic.observe(sample(&[(1, 4)], 12));
         assert_eq!(packets(&traffic), (vec![("web", 14)], 2));
         // The kernel's counters of the mapping were replaced between two readings.
-        traffic.observe(reading(&[(1, 3)], 16));
+        traffic.observe(sample(&[(1, 3)], 16));
         assert_eq!(packets(&traffic), (vec![("web", 17)], 2));
     }
 
     #[test]
     fn a_draining_mapping_without_a_service_counts_for_its_earlier_service() {
         let mut traffic = ServiceTraffic::new(1);
-        traffic.observe(reading(&[], 0));
+        traffic.observe(sample(&[], 0));
         traffic.set_owners(owners(&[(1, Some("web"))]));
         let changes = |of: &[(u16, Option<&str>)]| traffic.changes_owner(&owners(of));
         assert!(changes(&[(1, Some("api"))]) && changes(&[]));
         assert!(!changes(&[(1, None)]) && !changes(&[(1, Some("web")), (2, Some("api"))]));
         traffic.set_owners(owners(&[(1, None)]));
-        traffic.observe(reading(&[(1, 8)], 0));
+        traffic.observe(sample(&[(1, 8)], 0));
         assert_eq!(packets(&traffic), (vec![("web", 8)], 0));
     }
 
@@ -267,7 +267,7 @@ mod tests {
         let mut traffic = ServiceTraffic::new(3);
         let mut live: BTreeMap<u16, u64> = BTreeMap::new();
         let (mut removed, mut before) = (40, BTreeMap::new());
-        traffic.observe(reading(&[], removed));
+        traffic.observe(sample(&[], removed));
         for _ in 0..2000 {
             let number = u16::try_from(random(12)).unwrap();
             if random(4) == 0 {
@@ -278,7 +278,7 @@ mod tests {
             let services = ["a", "b", "c", "d", "e"];
             let of = |number: &u16| services.get(usize::from(*number) % services.len()).copied();
             traffic.set_owners(live.keys().map(|number| (frontend(*number), of(number).map(port))).collect());
-            traffic.observe(reading(&live.iter().map(|(a, b)| (*a, *b)).collect::<Vec<_>>(), removed));
+            traffic.observe(sample(&live.iter().map(|(a, b)| (*a, *b)).collect::<Vec<_>>(), removed));
             let mut now: BTreeMap<String, u64> =
                 traffic.kept().map(|(port, stats)| (port.service.clone(), stats.request_packets)).collect();
             now.insert("_other".to_owned(), traffic.other().request_packets);

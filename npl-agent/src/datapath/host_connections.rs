@@ -50,7 +50,7 @@ impl Records {
         let read = |slot: u32| self.map.get(&slot, 0).map_err(DatapathError::map("read", self.name));
         let [first, second] = [read(slots[0])?, read(slots[1])?];
         let slot = slots[usize::from(host_connection::is_second(first, second, hash, self.now))];
-        let remaining = fragment::time(u64::try_from(connection.remaining.as_nanos()).unwrap_or(u64::MAX));
+        let remaining = fragment::time(u64::from(connection.remaining_seconds) * 1_000_000_000);
         let entry = host_connection::expiring(hash, connection.is_stream, self.now, remaining);
         self.map.set(slot, entry, 0).map_err(DatapathError::map("write", self.name))
     }

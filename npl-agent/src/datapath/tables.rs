@@ -35,7 +35,7 @@ use crate::core::{
         settings::PortRange,
         sources::{SourceRange, Sources},
     },
-    service_traffic::Reading,
+    service_traffic::CounterSample,
 };
 
 /// The maps with the configuration of the programs, the counters, and, per IP family, mappings, allowed sources,
@@ -446,7 +446,7 @@ impl Tables {
     ///
     /// If a BPF map operation fails.
     pub fn totals(&self, family: Family) -> Result<MappingStats, DatapathError> {
-        self.reading_of(family).map(|reading| reading.total)
+        self.read_counters_of(family).map(|sample| sample.total)
     }
 
     /// Reads the counters of all mappings of both IP families.
@@ -454,27 +454,27 @@ impl Tables {
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn reading(&self) -> Result<Reading, DatapathError> {
-        let [mut both, v6] = [self.reading_of(Family::V4)?, self.reading_of(Family::V6)?];
+    pub fn read_counters(&self) -> Result<CounterSample, DatapathError> {
+        let [mut both, v6] = [self.read_counters_of(Family::V4)?, self.read_counters_of(Family::V6)?];
         both.mappings.extend(v6.mappings);
-        Ok(Reading { total: plus(&both.total, &v6.total), ..both })
+        Ok(CounterSample { total: plus(&both.total, &v6.total), ..both })
     }
 
     /// Reads the counters of all mappings of an IP family. The total has each index once.
-    fn reading_of(&self, family: Family) -> Result<Reading, DatapathError> {
-        let mut reading = Reading { mappings: BTreeMap::new(), total: self.stats_of(shared_stats(family))? };
+    fn read_counters_of(&self, family: Family) -> Result<CounterSample, DatapathError> {
+        let mut sample = CounterSample { mappings: BTreeMap::new(), total: self.stats_of(shared_stats(family))? };
         let mut counted = BTreeSet::new();
         for (frontend, Entry { stats_index, .. }) in self.family(family).mappings()? {
             // All other mappings use the shared counters.
             if stats_index < COUNTED_MAPPINGS {
                 let stats = self.stats_of(stats_index)?;
                 if counted.insert(stats_index) {
-                    reading.total = plus(&reading.total, &stats);
+                    sample.total = plus(&sample.total, &stats);
                 }
-                reading.mappings.insert(frontend, stats);
+                sample.mappings.insert(frontend, stats);
             }
         }
-        Ok(reading)
+        Ok(sample)
     }
 
     /// Resets the counters with this index, and adds their values to the counters of the family's removed mappings.

@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use crate::core::{model::Family, service_traffic::CountedPort};
+use crate::core::{model::Family, service_traffic::ServiceTarget};
 
 /// Reads the counters of the kernel programs, summed over all CPUs.
 pub trait DatapathCounters: Send + Sync {
@@ -28,7 +28,7 @@ pub struct Counts {
     pub totals: Vec<FamilyTotals>,
     /// The traffic of each Service port since the start of the agent. An entry without a port has the traffic of all
     /// other Service ports. The field is `None` without `--service-metrics`.
-    pub services: Option<Vec<(Option<CountedPort>, MappingStats)>>,
+    pub services: Option<Vec<(Option<ServiceTarget>, MappingStats)>>,
 }
 
 /// Traffic of the mappings of one IP family.
@@ -117,7 +117,7 @@ pub(super) const OTHER: &str = "_other";
 
 fn encode_services(
     encoder: &mut DescriptorEncoder<'_>,
-    services: &[(Option<CountedPort>, MappingStats)],
+    services: &[(Option<ServiceTarget>, MappingStats)],
 ) -> Result<(), fmt::Error> {
     for MappingCounter { help, unit, label, of, .. } in mapping_counters() {
         let help = format!(

@@ -15,7 +15,7 @@ use crate::core::{
     devices::Coverage,
     model::{Family, Frontend, NodePort, PodPort, Protocol},
     op::{Op, RecentTraffic},
-    service_traffic::CountedPort,
+    service_traffic::ServiceTarget,
 };
 
 struct Fixed;
@@ -110,7 +110,7 @@ struct OfServices;
 impl DatapathCounters for OfServices {
     fn read(&self) -> Counts {
         let stats = |bytes| MappingStats { request_bytes: bytes, new_flows: 1, ..MappingStats::ZERO };
-        let port = |protocol| CountedPort {
+        let port = |protocol| ServiceTarget {
             namespace: "shop".to_owned(),
             service: "web".to_owned(),
             pod_port: PodPort(8080),

@@ -6,7 +6,6 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     ops::ControlFlow,
-    time::Duration,
 };
 
 use super::{
@@ -56,7 +55,7 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
         protocol: Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?,
         client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
         nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
-        remaining: Duration::from_secs(u32::from_be_bytes(find(entry, conntrack::TIMEOUT)?.try_into().ok()?).into()),
+        remaining_seconds: u32::from_be_bytes(find(entry, conntrack::TIMEOUT)?.try_into().ok()?),
         is_stream: status & conntrack::ASSURED != 0,
     })
 }
@@ -71,10 +70,7 @@ fn has_ended(entry: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        net::{IpAddr, Ipv4Addr, Ipv6Addr},
-        time::Duration,
-    };
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
     use rtnetlink::packet_core::{DefaultNla, Emitable as _};
 
@@ -101,7 +97,7 @@ mod tests {
 
     fn connection(protocol: Protocol, client: impl Into<IpAddr>, node: impl Into<IpAddr>) -> TranslatedConnection {
         let (client, nat) = ((client, 40000).into(), (node, 61000).into());
-        TranslatedConnection { protocol, client, nat, remaining: Duration::from_secs(29), is_stream: true }
+        TranslatedConnection { protocol, client, nat, remaining_seconds: 29, is_stream: true }
     }
 
     const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);

@@ -33,8 +33,8 @@ use self::{
 };
 use crate::{
     access::Token,
+    client_memory::{Connection, Part},
     follow::Published,
-    held::{Connection, Part},
     status::{ClientRefusal, Status},
 };
 
@@ -93,7 +93,7 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
     data.route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
-        .layer(middleware::from_fn_with_state(context.clone(), finish))
+        .layer(middleware::from_fn_with_state(context.clone(), count_and_register))
         .with_state(context)
 }
 
@@ -112,7 +112,7 @@ pub fn probes(published: Published, status: Arc<Status>) -> Router {
 }
 
 /// Counts an answer, and registers its body until the client has read it.
-async fn finish(State(context): State<Context>, request: Request, next: Next) -> Response {
+async fn count_and_register(State(context): State<Context>, request: Request, next: Next) -> Response {
     let client = request.extensions().get::<Connection>().cloned();
     let response = next.run(request).await;
     context.status.count_http(match response.status().as_u16() {

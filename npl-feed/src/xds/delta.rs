@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::DeltaRequest,
     resources::{self, Kind},
-    session::{MOST_NAMES, Session, Subscribed, answer, is_possible},
+    session::{MOST_NAMES, Session, Subscribed, answer, is_short_enough},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -37,7 +37,8 @@ impl Subscription {
         if is_new {
             self.is_wildcard = kind.is_complete() && request.resource_names_subscribe.is_empty();
             let known = request.initial_resource_versions.iter();
-            let known = known.filter(|(name, version)| is_possible(name) && is_possible(version)).take(MOST_NAMES);
+            let known =
+                known.filter(|(name, version)| is_short_enough(name) && is_short_enough(version)).take(MOST_NAMES);
             self.known = known.map(|(name, version)| (name.clone(), version.clone())).collect();
         }
         for name in &request.resource_names_unsubscribe {
@@ -51,7 +52,7 @@ impl Subscription {
         for name in &request.resource_names_subscribe {
             if name == "*" {
                 self.is_wildcard = kind.is_complete();
-            } else if self.names.len() < MOST_NAMES && is_possible(name) {
+            } else if self.names.len() < MOST_NAMES && is_short_enough(name) {
                 self.names.insert(name.clone());
                 if !is_new {
                     // If the client subscribes to a name again, the feed sends the resource again, as the protocol

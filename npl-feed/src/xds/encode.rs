@@ -11,7 +11,7 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint},
 };
 
-use crate::held::Part;
+use crate::client_memory::Part;
 
 /// The number of the field `resources` in the responses of both variants.
 const RESOURCES: u32 = 2;

@@ -11,7 +11,7 @@ use prost::{Message, Name};
 use tonic::Status;
 
 use super::request::{self, LARGEST};
-use crate::held::IncompleteRequest;
+use crate::client_memory::IncompleteRequest;
 
 /// The head of a gRPC message: the compression flag, and the length as a 32-bit number.
 const HEAD: usize = 5;
@@ -107,7 +107,7 @@ mod tests {
     use hyper::body::Frame;
 
     use super::{super::request::StateOfTheWorldRequest, *};
-    use crate::{held::HeldMemory, status::Interface};
+    use crate::{client_memory::ClientMemory, status::Interface};
 
     fn message(nonce: &str) -> Vec<u8> {
         let request = StateOfTheWorldRequest { response_nonce: nonce.to_owned(), ..Default::default() };
@@ -118,7 +118,7 @@ mod tests {
     /// Reads requests that arrive in frames of this size. Returns their nonces, and the largest and the last number of
     /// bytes in memory.
     fn read(bytes: &[u8], size: usize) -> (Vec<String>, usize) {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let client = memory.connect(Interface::Xds, Arc::default());
         let frame = |part| Ok::<_, Infallible>(Frame::data(Bytes::copy_from_slice(part)));
         let frames: Vec<_> = bytes.chunks(size).map(frame).collect();
@@ -138,7 +138,7 @@ mod tests {
         for size in [1, 2, 5, 7, 100, all.len()] {
             let (nonces, bytes) = read(&all, size);
             assert_eq!(nonces, ["1", "", &long, "4"], "frames of {size} bytes");
-            assert_eq!(bytes, 0, "no memory is held between two requests");
+            assert_eq!(bytes, 0, "no memory is reserved between two requests");
         }
     }
 

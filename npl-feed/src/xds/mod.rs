@@ -47,9 +47,9 @@ use self::{
     sotw::StateOfTheWorld,
 };
 use crate::{
+    client_memory::{self, Connection},
     core::snapshot::Snapshot,
     follow::Published,
-    held::{self, Connection},
     status::{ClientRefusal, Status},
 };
 
@@ -115,7 +115,7 @@ async fn open<S: Session>(
 struct Answers {
     client: Connection,
     sender: mpsc::Sender<Vec<Bytes>>,
-    _stream: held::Stream,
+    _stream: client_memory::Stream,
 }
 
 impl Answers {

@@ -32,7 +32,9 @@ use super::{
     tests::{pods, text, url},
     *,
 };
-use crate::{core::tests::snapshot, follow::Publisher, held::HeldMemory, listen::Listener, panics, status::Interface};
+use crate::{
+    client_memory::ClientMemory, core::tests::snapshot, follow::Publisher, listen::Listener, panics, status::Interface,
+};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The number of names to which all streams of a test may subscribe.
@@ -56,7 +58,7 @@ impl Server {
     fn with_names(most_names: usize) -> Self {
         let status = Arc::<Status>::default();
         let address = "127.0.0.1:0".parse().unwrap();
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let listener =
             Listener::bind(address, Interface::Xds, Arc::default(), None, Arc::clone(&status), memory).unwrap();
         let address = listener.address().unwrap();
@@ -247,7 +249,7 @@ async fn an_interrupted_connection_is_no_malformed_message() {
     let (_publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
     let interrupted = stream::iter([Err::<Bytes, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
     let request = http::Request::post(DELTA).body(Body::from_stream(interrupted)).unwrap();
-    let client = HeldMemory::default().connect(Interface::Xds, Arc::clone(&status));
+    let client = ClientMemory::default().connect(Interface::Xds, Arc::clone(&status));
     let router = router(published, Arc::clone(&status), MOST_NAMES).layer(Extension(client));
     let response = router.oneshot(request).await.unwrap();
     let trailers =

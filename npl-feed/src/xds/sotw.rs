@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::StateOfTheWorldRequest,
     resources::{self, Kind},
-    session::{MOST_NAMES, Session, Subscribed, answer, is_possible},
+    session::{MOST_NAMES, Session, Subscribed, answer, is_short_enough},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -41,7 +41,8 @@ impl Subscription {
         let is_all = |name: &String| name == "*";
         self.has_named |= !names.is_empty();
         self.is_wildcard = kind.is_complete() && (!self.has_named || names.iter().any(is_all));
-        self.names = names.iter().filter(|name| !is_all(name) && is_possible(name)).take(MOST_NAMES).cloned().collect();
+        self.names =
+            names.iter().filter(|name| !is_all(name) && is_short_enough(name)).take(MOST_NAMES).cloned().collect();
         let names = &self.names;
         if !self.is_wildcard {
             self.sent.retain(|name, _| names.contains(name));

@@ -24,13 +24,13 @@ use super::{
     sotw,
 };
 use crate::{
+    client_memory::Part,
     core::{
         model::{Change, Pod},
         snapshot::Snapshot,
         state::State,
         tests::{annotation, cluster, pod, service},
     },
-    held::Part,
 };
 
 type StateOfTheWorld = Decoding<sotw::StateOfTheWorld, DiscoveryResponse>;

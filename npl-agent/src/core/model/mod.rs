@@ -18,7 +18,6 @@ use std::{
     net::{IpAddr, SocketAddr},
     str::FromStr,
     sync::Arc,
-    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -396,8 +395,8 @@ pub struct TranslatedConnection {
     pub client: SocketAddr,
     /// The node address and node port to which the client sends.
     pub nat: SocketAddr,
-    /// The time until kernel conntrack removes the entry, if no further packet arrives.
-    pub remaining: Duration,
+    /// Seconds until kernel conntrack removes the entry, if no further packet arrives.
+    pub remaining_seconds: u32,
     /// Whether kernel conntrack treats a UDP flow as a stream, which has a longer timeout.
     pub is_stream: bool,
 }

@@ -186,12 +186,12 @@ fn fetch(
     let exec = match (plan.running_agent(), pods) {
         (Some(agent), _) => exec_arguments(kubectl, agent, flags),
         (None, Some(pods)) => {
-            pods.start(plan.node).with_context(|| plan.without_agent())?;
+            pods.start(plan.node).with_context(|| plan.why_no_agent())?;
             pods.exec_arguments(plan.node, flags)
         }
         (None, None) => bail!(
             "{}: `kubectl npl bundle --node {} --create-pods` collects the documents of this Node in a new Pod",
-            plan.without_agent(),
+            plan.why_no_agent(),
             plan.node
         ),
     };

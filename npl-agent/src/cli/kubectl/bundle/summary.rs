@@ -30,7 +30,7 @@ impl<'a> NodePlan<'a> {
     }
 
     /// Returns the reason why no agent on the Node can answer.
-    pub(super) fn without_agent(&self) -> String {
+    pub(super) fn why_no_agent(&self) -> String {
         match self.agent {
             Some(agent) => format!("the agent's container does not run ({})", agent.state),
             None => "no agent's Pod is on this Node".to_owned(),

@@ -16,10 +16,10 @@ use tokio::{sync::Notify, time::Instant};
 use crate::status::{ClientRefusal, Interface, Status};
 
 /// The maximum number of bytes of unread answers and incomplete requests, over all clients. Bytes that several answers
-/// share count once. If the newest answer alone is larger, the limit is [`ANSWERS`] answers of its size.
+/// share count once. If the newest answer alone is larger, the limit is [`ANSWERS_WITHIN_LIMIT`] answers of its size.
 pub(crate) const LIMIT: usize = 24 * 1024 * 1024;
-/// The number of answers larger than [`LIMIT`] that are held at the same time.
-const ANSWERS: usize = 4;
+/// The number of answers larger than [`LIMIT`] that are in memory at the same time.
+const ANSWERS_WITHIN_LIMIT: usize = 4;
 /// The receive window of an HTTP/2 connection in bytes, the smallest value that HTTP/2 permits. While an xDS stream
 /// waits for its client to read, the client can fill the window.
 pub(crate) const WINDOW: u32 = 65_535;
@@ -28,20 +28,20 @@ const PART: usize = 128;
 
 /// The memory that is occupied for clients. Clones share the same limit.
 #[derive(Clone, Default)]
-pub struct HeldMemory(Arc<Mutex<Table>>);
+pub struct ClientMemory(Arc<Mutex<Table>>);
 
-impl fmt::Debug for HeldMemory {
+impl fmt::Debug for ClientMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldMemory").field("bytes", &self.table().bytes).finish_non_exhaustive()
+        f.debug_struct("ClientMemory").field("bytes", &self.table().bytes).finish_non_exhaustive()
     }
 }
 
 #[derive(Default)]
 struct Table {
-    /// The number that was last assigned to a hold or connection.
+    /// The number that was last assigned to a reservation or connection.
     last: u64,
-    /// The oldest hold has the lowest number.
-    holds: BTreeMap<u64, Entry>,
+    /// The oldest reservation has the lowest number.
+    reservations: BTreeMap<u64, Entry>,
     contents: HashMap<Content, Size>,
     /// The sum of the lengths of all contents.
     bytes: usize,
@@ -53,22 +53,22 @@ struct Entry {
     contents: Vec<Content>,
 }
 
-/// Bytes in memory that belong to one or more holds.
+/// Bytes in memory that belong to one or more reservations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Content {
-    /// The bytes at this address, which answers may share. While a hold exists, its bytes are not freed, so the address
-    /// identifies them.
+    /// The bytes at this address, which answers may share. While a reservation exists, its bytes are not freed, so the
+    /// address identifies them.
     Shared(usize),
-    /// The memory that belongs to the hold with this number alone.
+    /// The memory that belongs to the reservation with this number alone.
     Own(u64),
 }
 
 struct Size {
     length: usize,
-    holds: usize,
+    reservations: usize,
 }
 
-impl HeldMemory {
+impl ClientMemory {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,23 +93,23 @@ impl Table {
         self.last
     }
 
-    fn insert(&mut self, hold: u64, client: &Arc<Client>, contents: BTreeMap<Content, usize>) {
+    fn insert(&mut self, reservation: u64, client: &Arc<Client>, contents: BTreeMap<Content, usize>) {
         for (content, length) in &contents {
-            let size = self.contents.entry(*content).or_insert(Size { length: 0, holds: 0 });
-            size.holds += 1;
+            let size = self.contents.entry(*content).or_insert(Size { length: 0, reservations: 0 });
+            size.reservations += 1;
             self.bytes = self.bytes.saturating_add(*length).saturating_sub(size.length);
             size.length = *length;
         }
         let contents = contents.into_keys().collect();
-        self.holds.insert(hold, Entry { client: Arc::clone(client), since: Instant::now(), contents });
+        self.reservations.insert(reservation, Entry { client: Arc::clone(client), since: Instant::now(), contents });
     }
 
-    fn remove(&mut self, hold: u64) {
-        let Some(entry) = self.holds.remove(&hold) else { return };
+    fn remove(&mut self, reservation: u64) {
+        let Some(entry) = self.reservations.remove(&reservation) else { return };
         for content in &entry.contents {
             let Some(size) = self.contents.get_mut(content) else { continue };
-            size.holds -= 1;
-            if size.holds == 0 {
+            size.reservations -= 1;
+            if size.reservations == 0 {
                 self.bytes = self.bytes.saturating_sub(size.length);
                 self.contents.remove(content);
             }
@@ -119,41 +119,42 @@ impl Table {
     /// If the limit is exceeded, closes connections until the remaining bytes leave an eighth of the limit free, so that
     /// few answers and requests exceed the limit. `newest` is the length of the answer or request that was just added.
     fn enforce(&mut self, newest: usize) {
-        let limit = if newest > LIMIT { newest.saturating_mul(ANSWERS) } else { LIMIT };
+        let limit = if newest > LIMIT { newest.saturating_mul(ANSWERS_WITHIN_LIMIT) } else { LIMIT };
         if self.bytes <= limit {
             return;
         }
-        for (_, holds) in self.ranking() {
-            if self.bytes <= limit - limit / 8 || self.holds.len() == 1 {
+        for (_, reservations) in self.ranking() {
+            if self.bytes <= limit - limit / 8 || self.reservations.len() == 1 {
                 return;
             }
-            if let Some(entry) = holds.first().and_then(|hold| self.holds.get(hold)) {
+            if let Some(entry) = reservations.first().and_then(|reservation| self.reservations.get(reservation)) {
                 entry.client.close();
             }
-            for hold in holds {
-                self.remove(hold);
+            for reservation in reservations {
+                self.remove(reservation);
             }
         }
     }
 
-    /// Returns the holds of each connection, in the order in which connections are closed: first the connection with the
-    /// largest product of the bytes that no other hold shares and the square of the time for which it has held them. So
-    /// clients that read soon are not closed because of clients that do not, and clients with a small answer not because
-    /// of clients with large ones. Of equal connections, the one with the oldest hold is first.
+    /// Returns the cost and the reservations of each connection, in the order in which connections are closed. The cost
+    /// is the product of the bytes that no other reservation shares and the square of the time since the reservation.
+    /// The connection with the largest cost is first; so clients that read soon are not closed because of clients that
+    /// do not, and clients with a small answer not because of clients with large ones. Of equal connections, the one with
+    /// the oldest reservation is first.
     fn ranking(&self) -> Vec<(u128, Vec<u64>)> {
         let now = Instant::now();
         let mut by_connection: HashMap<u64, (u128, Vec<u64>)> = HashMap::new();
-        for (hold, entry) in &self.holds {
+        for (reservation, entry) in &self.reservations {
             let sizes = entry.contents.iter().filter_map(|content| self.contents.get(content));
-            let bytes: usize = sizes.filter(|size| size.holds == 1).map(|size| size.length).sum();
+            let bytes: usize = sizes.filter(|size| size.reservations == 1).map(|size| size.length).sum();
             let time = now.saturating_duration_since(entry.since).as_millis();
-            let (held, holds) = by_connection.entry(entry.client.number).or_default();
-            *held = held.saturating_add(time.saturating_mul(time).saturating_mul(bytes as u128));
-            holds.push(*hold);
+            let (cost, reservations) = by_connection.entry(entry.client.number).or_default();
+            *cost = cost.saturating_add(time.saturating_mul(time).saturating_mul(bytes as u128));
+            reservations.push(*reservation);
         }
         let mut ranking: Vec<(u128, Vec<u64>)> = by_connection.into_values().collect();
-        ranking.sort_by(|(held, holds), (other_held, other_holds)| {
-            other_held.cmp(held).then_with(|| holds.first().cmp(&other_holds.first()))
+        ranking.sort_by(|(cost, reservations), (other_cost, others)| {
+            other_cost.cmp(cost).then_with(|| reservations.first().cmp(&others.first()))
         });
         ranking
     }
@@ -179,7 +180,7 @@ impl Client {
 /// The connection of a client. The feed closes the connection when the client keeps too much memory occupied.
 #[derive(Clone)]
 pub(crate) struct Connection {
-    memory: HeldMemory,
+    memory: ClientMemory,
     client: Arc<Client>,
 }
 
@@ -221,25 +222,27 @@ impl Connection {
                 }
             }
         }
-        let hold = Arc::new(self.hold(contents, own));
+        let reservation = Arc::new(self.reserve(contents, own));
         let read = |part| match part {
-            Part::Own(bytes) | Part::Shared(bytes) => Bytes::from_owner(Unread { bytes, _hold: Arc::clone(&hold) }),
+            Part::Own(bytes) | Part::Shared(bytes) => {
+                Bytes::from_owner(Unread { bytes, _reservation: Arc::clone(&reservation) })
+            }
         };
         parts.into_iter().map(read).collect()
     }
 
     /// Registers the receive window of a connection whose client the feed waits for, until the returned value is
     /// dropped.
-    pub(crate) fn window(&self) -> Hold {
-        self.hold(BTreeMap::new(), WINDOW as usize)
+    pub(crate) fn window(&self) -> Reservation {
+        self.reserve(BTreeMap::new(), WINDOW as usize)
     }
 
     /// Returns the memory of the requests that arrive on a new stream.
     pub(crate) fn incomplete_request(&self) -> IncompleteRequest {
-        IncompleteRequest { connection: self.clone(), hold: None }
+        IncompleteRequest { connection: self.clone(), reservation: None }
     }
 
-    fn hold(&self, mut contents: BTreeMap<Content, usize>, own: usize) -> Hold {
+    fn reserve(&self, mut contents: BTreeMap<Content, usize>, own: usize) -> Reservation {
         let length = contents.values().sum::<usize>() + own;
         let mut table = self.memory.table();
         let number = table.number();
@@ -247,7 +250,7 @@ impl Connection {
         table.insert(number, &self.client, contents);
         table.enforce(length);
         drop(table);
-        Hold { memory: self.memory.clone(), number }
+        Reservation { memory: self.memory.clone(), number }
     }
 }
 
@@ -263,27 +266,27 @@ pub(crate) enum Part {
 /// The memory of the request that arrives on a stream, until the request is complete.
 pub(crate) struct IncompleteRequest {
     connection: Connection,
-    hold: Option<Hold>,
+    reservation: Option<Reservation>,
 }
 
 impl IncompleteRequest {
     /// Sets the number of bytes of the incomplete request; 0 between two requests.
     pub(crate) fn set(&mut self, bytes: usize) {
-        match &self.hold {
-            _ if bytes == 0 => self.hold = None,
-            Some(hold) => hold.resize(bytes),
-            None => self.hold = Some(self.connection.hold(BTreeMap::new(), bytes)),
+        match &self.reservation {
+            _ if bytes == 0 => self.reservation = None,
+            Some(reservation) => reservation.resize(bytes),
+            None => self.reservation = Some(self.connection.reserve(BTreeMap::new(), bytes)),
         }
     }
 }
 
 /// Memory that is occupied for a client until this value is dropped.
-pub(crate) struct Hold {
-    memory: HeldMemory,
+pub(crate) struct Reservation {
+    memory: ClientMemory,
     number: u64,
 }
 
-impl Hold {
+impl Reservation {
     fn resize(&self, length: usize) {
         let mut table = self.memory.table();
         // The content is absent if the connection has been closed.
@@ -296,7 +299,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.memory.table().remove(self.number);
     }
@@ -305,7 +308,7 @@ impl Drop for Hold {
 /// A part of an answer that the client has not read.
 struct Unread {
     bytes: Bytes,
-    _hold: Arc<Hold>,
+    _reservation: Arc<Reservation>,
 }
 
 impl AsRef<[u8]> for Unread {
@@ -325,7 +328,7 @@ mod tests {
 
     const MIB: usize = 1024 * 1024;
 
-    fn connect(memory: &HeldMemory) -> Connection {
+    fn connect(memory: &ClientMemory) -> Connection {
         memory.connect(Interface::Http, Arc::default())
     }
 
@@ -343,7 +346,7 @@ mod tests {
 
     #[test]
     fn shared_bytes_count_once_until_the_last_client_has_read_them() {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let [one, other] = [connect(&memory), connect(&memory)];
         let shared = shared(MIB);
         let first = one.answer(vec![own(10), shared.clone()]);
@@ -362,7 +365,7 @@ mod tests {
 
     #[test]
     fn above_the_limit_the_connections_with_the_oldest_answers_are_closed() {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let connections: Vec<Connection> = (0..100).map(|_| connect(&memory)).collect();
         let mut answers = Vec::new();
         for connection in &connections {
@@ -381,7 +384,7 @@ mod tests {
     /// are larger than those of clients that read slowly.
     #[tokio::test(start_paused = true)]
     async fn a_client_with_large_answers_does_not_displace_clients_with_small_ones() {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let status = Arc::<Status>::default();
         let version = shared(2 * MIB);
         let balancers: Vec<Connection> = (0..1000).map(|_| connect(&memory)).collect();
@@ -403,7 +406,7 @@ mod tests {
     /// Many clients that keep little memory each must not prevent a large answer to a client that reads.
     #[tokio::test(start_paused = true)]
     async fn many_small_unread_answers_do_not_displace_a_large_new_one() {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let hostile: Vec<Connection> = (0..1000).map(|_| connect(&memory)).collect();
         let unread: Vec<_> = hostile.iter().map(|it| it.answer(vec![own(LIMIT / 1001)])).collect();
         advance(Duration::from_secs(1)).await;
@@ -416,7 +419,7 @@ mod tests {
 
     #[test]
     fn answers_larger_than_the_limit_are_served() {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let connections: Vec<Connection> = (0..5).map(|_| connect(&memory)).collect();
         let answers: Vec<_> = connections.iter().map(|connection| connection.answer(vec![shared(2 * LIMIT)])).collect();
         let closed: Vec<bool> = connections.iter().map(is_closed).collect();
@@ -426,7 +429,7 @@ mod tests {
 
     #[test]
     fn requests_that_do_not_end_are_displaced_by_newer_ones() {
-        let memory = HeldMemory::default();
+        let memory = ClientMemory::default();
         let connections: Vec<Connection> = (0..20).map(|_| connect(&memory)).collect();
         let mut requests: Vec<IncompleteRequest> = connections.iter().map(Connection::incomplete_request).collect();
         for request in &mut requests {
@@ -448,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_connection_has_streams_until_the_last_one_ends() {
-        let connection = connect(&HeldMemory::default());
+        let connection = connect(&ClientMemory::default());
         let streams = [connection.stream(), connection.stream()];
         assert!(connection.has_streams());
         drop(streams);
