@@ -364,8 +364,8 @@ impl Lab {
             &mut self.v6.host_connections
         };
         let slots = [host_connection::slot(hash(id)), host_connection::second_slot(hash(id))];
-        let slot = slots.into_iter().find(|slot| host_connection::matches(maps.get(slot, 0).unwrap(), hash(id)));
-        let slot = slot.expect("a record of the host connection");
+        let is_record = |slot: &u32| host_connection::matches(maps.get(slot, 0).unwrap(), hash(id));
+        let slot = slots.into_iter().find(is_record).unwrap();
         maps.set(slot, host_connection::aged(maps.get(&slot, 0).unwrap(), units), 0).unwrap();
     }
 
