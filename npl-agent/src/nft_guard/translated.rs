@@ -51,11 +51,13 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     let port = |kind| Some(u16::from_be_bytes(find(transport, kind)?.try_into().ok()?));
     let client = address(conntrack::SOURCE_V4, conntrack::SOURCE_V6)?;
     let node = address(conntrack::DESTINATION_V4, conntrack::DESTINATION_V6)?;
+    // The kernel reports no timeout of a connection that a flowtable forwards.
+    let timeout = find(entry, conntrack::TIMEOUT).and_then(|seconds| <[u8; 4]>::try_from(seconds).ok());
     Some(TranslatedConnection {
         protocol: Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?,
         client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
         nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
-        remaining_seconds: u32::from_be_bytes(find(entry, conntrack::TIMEOUT)?.try_into().ok()?),
+        remaining_seconds: timeout.map_or(u32::MAX, u32::from_be_bytes),
         is_stream: status & conntrack::ASSURED != 0,
     })
 }
@@ -88,8 +90,10 @@ mod tests {
             bytes(conntrack::DESTINATION_PORT, &61000_u16.to_be_bytes()),
         ];
         let original = [nest(conntrack::ADDRESSES, addresses), nest(conntrack::PROTOCOL, &transport)];
-        let timeout = number(conntrack::TIMEOUT, 29);
-        let attributes = [nest(conntrack::ORIGINAL, &original), number(conntrack::STATUS, status), timeout];
+        let mut attributes = vec![nest(conntrack::ORIGINAL, &original), number(conntrack::STATUS, status)];
+        if status & OFFLOADED == 0 {
+            attributes.push(number(conntrack::TIMEOUT, 29));
+        }
         let mut value = vec![0; attributes.as_slice().buffer_len()];
         attributes.as_slice().emit(&mut value);
         value
@@ -105,6 +109,8 @@ mod tests {
     /// The status bits `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED` and `IPS_SRC_NAT`: an entry may have these bits
     /// with or without destination NAT.
     const OTHERS: u32 = 0b1_1110;
+    /// `IPS_OFFLOAD`.
+    const OFFLOADED: u32 = 1 << 14;
 
     fn addresses() -> [DefaultNla; 2] {
         [bytes(conntrack::SOURCE_V4, &CLIENT.octets()), bytes(conntrack::DESTINATION_V4, &NODE.octets())]
@@ -126,6 +132,14 @@ mod tests {
         let status = conntrack::DESTINATION_NAT | OTHERS & !conntrack::ASSURED;
         let flow = TranslatedConnection { is_stream: false, ..connection(Protocol::Udp, CLIENT, NODE) };
         assert_eq!(parse(&entry(status, &addresses(), 17)), Some(flow));
+    }
+
+    #[test]
+    fn a_connection_that_a_flowtable_forwards_has_no_timeout() {
+        let status = OTHERS | conntrack::DESTINATION_NAT | OFFLOADED;
+        let connection =
+            TranslatedConnection { remaining_seconds: u32::MAX, ..connection(Protocol::Tcp, CLIENT, NODE) };
+        assert_eq!(parse(&entry(status, &addresses(), 6)), Some(connection));
     }
 
     #[test]
