@@ -21,15 +21,16 @@ use crate::mapping::protocol;
 pub const SLOTS: u32 = 65_536;
 
 /// Lifetime of the entry of a UDP host connection, in units of 1.07 s ([`crate::fragment::time`]): 28 s to 29 s after the
-/// last packet. Kernel conntrack removes its entry after 30 s (`nf_conntrack_udp_timeout`), and the host then delivers no
-/// packet of the connection any more. The entries of TCP and SCTP host connections do not expire.
+/// last packet that left the Node. Kernel conntrack removes its entry 30 s after the last packet of either direction
+/// (`nf_conntrack_udp_timeout`). The entries of TCP and SCTP host connections do not expire.
 pub const LIFETIME: u64 = 26;
 
 /// Like [`LIFETIME`], but for a stream: 118 s to 119 s. Kernel conntrack removes the entry of a stream after 120 s
 /// (`nf_conntrack_udp_timeout_stream`).
 pub const STREAM_LIFETIME: u64 = 110;
 
-/// The duration from which a UDP host connection is a stream. For kernel conntrack, a stream has lasted for more than 2 s.
+/// The duration from which a UDP host connection is a stream: 1.1 s to 2.1 s. For kernel conntrack, a stream has lasted
+/// for more than 2 s.
 pub const STREAM: u64 = 2;
 
 /// Age, in units of 1.07 s, at which the 24-bit time of an entry wraps. From this age on, the entry looks younger than
@@ -61,13 +62,21 @@ pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
     entry(hash, if lasted < STREAM { lasted } else { STREAM }, time)
 }
 
-/// Returns the entry of a host connection that expires together with its entry in kernel conntrack, which is removed
+/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry: if the
+/// host no longer translates the connection, the remote host could otherwise never reach a Pod by the same port.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+pub const fn answered(word: u64, time: u64) -> u64 {
+    if duration(word) + age(word, time) < STREAM { word } else { word & !DURATION_MASK | STREAM << DURATION_SHIFT }
+}
+
+/// Returns the entry of a host connection that expires up to 1.07 s before its entry in kernel conntrack, which is removed
 /// after `remaining` units of [`crate::fragment::time`] without a packet. A flow that is no stream may have begun up to
 /// 2 s before its last packet, so its next packet makes it a stream, unless the packet follows at once.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let lifetime = if is_stream { STREAM_LIFETIME } else { LIFETIME };
-    let age = lifetime.saturating_sub(remaining);
-    entry(hash, if is_stream { STREAM } else { STREAM - 1 }, time.saturating_sub(age))
+    let age = lifetime.saturating_sub(remaining.saturating_sub(1));
+    entry(hash, if is_stream { STREAM } else { STREAM - 1 }, time.wrapping_sub(age))
 }
 
 /// Whether an entry belongs to a host connection with this hash.
@@ -81,8 +90,7 @@ pub const fn matches(word: u64, hash: u64) -> bool {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
-    let lifetime = if duration(word) < STREAM { LIFETIME } else { STREAM_LIFETIME };
-    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime)
+    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime(word))
 }
 
 /// Whether a connection uses its second slot: this slot contains the connection's entry or, if neither slot does, is
@@ -94,11 +102,27 @@ pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
-/// The time since an entry was written. For an empty slot, the result is larger than the age of any entry.
+/// The time for which the entry of a UDP host connection stays valid.
+pub const fn remaining(word: u64, time: u64) -> u64 {
+    lifetime(word).saturating_sub(age(word, time))
+}
+
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+const fn lifetime(word: u64) -> u64 {
+    if duration(word) < STREAM { LIFETIME } else { STREAM_LIFETIME }
+}
+
+/// The time since an entry was written. For an empty slot, the result is larger than the age of any entry. Another
+/// processor may have written the entry after this one has read the time, so an entry of the next unit has the age 0.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
-    if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
+    match time.wrapping_sub(word) & TIME_MASK {
+        _ if word == 0 => AGES,
+        TIME_MASK => 0,
+        age => age,
+    }
 }
 
 #[inline(always)]
@@ -140,7 +164,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        LIFETIME, SLOTS, STREAM, STREAM_LIFETIME, entry, expiring, is_alive, is_second, renewed, second_slot, slot,
+        LIFETIME, SLOTS, STREAM, STREAM_LIFETIME, answered, entry, expiring, is_alive, is_second, remaining, renewed,
+        second_slot, slot,
     };
     use crate::mapping::protocol::{SCTP, TCP, UDP};
 
@@ -161,14 +186,16 @@ mod tests {
         fn an_entry_expires_with_that_of_kernel_conntrack(
             hash in 1_u64 << 26..,
             is_stream: bool,
-            remaining in 0_u64..200,
-            time in 200_u64..1 << 40,
+            units in 0_u64..200,
+            time in 1_u64..1 << 40,
         ) {
             let longest = if is_stream { STREAM_LIFETIME } else { LIFETIME };
-            let (word, end) = (expiring(hash, is_stream, time, remaining), time + remaining.min(longest));
+            let left = units.saturating_sub(1).min(longest);
+            let (word, end) = (expiring(hash, is_stream, time, units), time + left);
+            prop_assert_eq!(remaining(word, time), left);
             prop_assert!(is_alive(word, hash, UDP, end));
             prop_assert!(!is_alive(word, hash, UDP, end + 1));
-            if remaining > 0 {
+            if left > 0 {
                 prop_assert_eq!(renewed(word, hash, UDP, time + 1), entry(hash, STREAM, time + 1));
             }
         }
@@ -189,6 +216,20 @@ mod tests {
             let expired = now + STREAM_LIFETIME + 1;
             prop_assert_eq!(renewed(word, hash, UDP, expired), entry(hash, 0, expired));
             prop_assert_eq!(renewed(word, hash, TCP, expired), entry(hash, STREAM, expired));
+        }
+
+        #[test]
+        fn an_answer_makes_a_stream_and_does_not_renew(hash in 1_u64 << 26.., time in 1_u64..1 << 40, pause in 0..=LIFETIME) {
+            let word = renewed(0, hash, UDP, time);
+            let expected = if pause < STREAM { word } else { entry(hash, STREAM, time) };
+            prop_assert_eq!(answered(word, time + pause), expected);
+        }
+
+        #[test]
+        fn an_entry_of_another_processor_may_be_newer_than_the_read_time(hash in 1_u64 << 26.., time in 1_u64..1 << 40) {
+            let word = entry(hash, STREAM, time + 1);
+            prop_assert!(is_alive(word, hash, UDP, time));
+            prop_assert_eq!(renewed(word, hash, UDP, time), entry(hash, STREAM, time));
         }
 
         #[test]

@@ -90,7 +90,7 @@ fn log(refusal: &Refusal) {
     }
     let reasons: Vec<String> = left_out.iter().map(|(reason, count)| format!("{reason}={count}")).collect();
     warn!(
-        see = pages::url(pages::FEED_METRICS), %pod, reasons = reasons.join(","),
+        see = pages::url(pages::FEED_SECURITY), %pod, reasons = reasons.join(","),
         "entries of the Pod's annotation cannot lead to the Pod and are not served: check who writes the annotation, \
          and --port-range"
     );

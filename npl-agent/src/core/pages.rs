@@ -48,11 +48,9 @@ pages! {
     BOTH_AGENTS = "docs/antrea-compatibility.md#both-agents-run";
     /// The section about failures around the feed.
     FEED_FAILURES = "docs/load-balancers.md#when-something-fails";
-    /// The section about the feed's metrics.
-    FEED_METRICS = "docs/load-balancers.md#metrics";
     /// The section about the feed's DNS interface.
     FEED_DNS = "docs/load-balancers.md#dns";
-    /// The section about the feed's tokens, certificates and permissions.
+    /// The section about the feed's tokens and certificates, and about forged annotations.
     FEED_SECURITY = "docs/load-balancers.md#security";
 }
 

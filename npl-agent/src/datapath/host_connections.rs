@@ -17,7 +17,7 @@ use super::{
 };
 use crate::core::model::TranslatedConnection;
 
-/// Writes an entry for each connection, or replaces the connection's existing entry. `seed` is the seed of the flows'
+/// Writes an entry for each connection, unless the connection's existing entry is newer. `seed` is the seed of the flows'
 /// hashes.
 pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
     Records::open(pins, MAP_HOST_CONNECTION_V4)?.write_all::<V4>(connections, seed)?;
@@ -49,9 +49,15 @@ impl Records {
         let slots = [host_connection::slot(hash), host_connection::second_slot(hash)];
         let read = |slot: u32| self.map.get(&slot, 0).map_err(DatapathError::map("read", self.name));
         let [first, second] = [read(slots[0])?, read(slots[1])?];
-        let slot = slots[usize::from(host_connection::is_second(first, second, hash, self.now))];
+        let index = usize::from(host_connection::is_second(first, second, hash, self.now));
+        let (slot, present) = (slots[index], [first, second][index]);
         let remaining = fragment::time(u64::from(connection.remaining_seconds) * 1_000_000_000);
         let entry = host_connection::expiring(hash, connection.is_stream, self.now, remaining);
+        // The kernel program may have renewed the entry after kernel conntrack was read.
+        let is_newer = host_connection::remaining(present, self.now) > host_connection::remaining(entry, self.now);
+        if host_connection::matches(present, hash) && is_newer {
+            return Ok(());
+        }
         self.map.set(slot, entry, 0).map_err(DatapathError::map("write", self.name))
     }
 }

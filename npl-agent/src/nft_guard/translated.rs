@@ -58,7 +58,7 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
         client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
         nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
         remaining_seconds: timeout.map_or(u32::MAX, u32::from_be_bytes),
-        is_stream: status & conntrack::ASSURED != 0,
+        is_stream: timeout.is_none() || status & conntrack::ASSURED != 0,
     })
 }
 
@@ -136,10 +136,9 @@ mod tests {
 
     #[test]
     fn a_connection_that_a_flowtable_forwards_has_no_timeout() {
-        let status = OTHERS | conntrack::DESTINATION_NAT | OFFLOADED;
-        let connection =
-            TranslatedConnection { remaining_seconds: u32::MAX, ..connection(Protocol::Tcp, CLIENT, NODE) };
-        assert_eq!(parse(&entry(status, &addresses(), 6)), Some(connection));
+        let status = conntrack::DESTINATION_NAT | OFFLOADED;
+        let flow = TranslatedConnection { remaining_seconds: u32::MAX, ..connection(Protocol::Udp, CLIENT, NODE) };
+        assert_eq!(parse(&entry(status, &addresses(), 17)), Some(flow));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use npl_common::{
     config::Config,
     conntrack::{Numbers, Segment},
     host_connection,
-    mapping::Frontend,
+    mapping::{Frontend, protocol},
 };
 
 use super::{
@@ -48,7 +48,12 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     let now = coarse_seconds();
     if let Some(slot) = slot::<F>(hash, now) {
         let word = slot.load();
-        let entry = host_connection::renewed(word, hash, protocol, now);
+        // Cilium's masquerading keeps a UDP connection for 60 s, so its record gets the lifetime of a stream.
+        let entry = if is_of_node {
+            host_connection::renewed(word, hash, protocol, now)
+        } else {
+            host_connection::entry(hash, host_connection::STREAM, now)
+        };
         // The slot is written at most once per 1.07 s, because each write invalidates the cache line on other
         // processors.
         if word != entry {
@@ -57,13 +62,22 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a recorded host connection.
+/// Whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of the record.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);
     let (first, second, now) = (host_connection::slot(hash), host_connection::second_slot(hash), coarse_seconds());
     let is_at = |index| {
-        F::host_connection(index).is_some_and(|slot| host_connection::is_alive(slot.load(), hash, protocol, now))
+        let Some(slot) = F::host_connection(index) else { return false };
+        let word = slot.load();
+        if !host_connection::is_alive(word, hash, protocol, now) {
+            return false;
+        }
+        let answered = host_connection::answered(word, now);
+        if answered != word {
+            slot.store(answered);
+        }
+        true
     };
     is_at(first) || is_at(second)
 }
@@ -91,7 +105,7 @@ fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protoco
     };
     // The handshake is looked up before the flow, because its entry is removed after the flow's entry is written.
     let hash = tuple.hash(config.seed, protocol);
-    if conntrack::is_handshake_acknowledged::<F>(hash, numbers.acknowledgement()) {
+    if protocol != protocol::UDP && conntrack::is_handshake_acknowledged::<F>(hash, numbers.acknowledgement()) {
         return true;
     }
     let key = F::flow_key(&tuple, protocol);

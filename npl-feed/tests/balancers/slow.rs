@@ -77,7 +77,7 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
 /// Reads one of the feed's counters. The metrics contain a counter from its first event on. `None` if the feed does not
 /// answer.
 pub(crate) fn read_count(counter: &str) -> Option<usize> {
-    let (_, metrics) = api_server::get("/metrics")?;
+    let (200, metrics) = api_server::get("/metrics")? else { return None };
     Some(metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok()).unwrap_or(0))
 }
 

@@ -397,7 +397,7 @@ pub struct TranslatedConnection {
     pub nat: SocketAddr,
     /// Seconds until kernel conntrack removes the entry, if no further packet arrives. `u32::MAX` if unknown.
     pub remaining_seconds: u32,
-    /// Whether kernel conntrack treats a UDP flow as a stream, which has a longer timeout.
+    /// Whether kernel conntrack may treat a UDP flow as a stream, which has a longer timeout.
     pub is_stream: bool,
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use npl_agent::core::model::Protocol;
-use npl_common::host_connection::{LIFETIME, STREAM_LIFETIME};
+use npl_common::host_connection::{LIFETIME, STREAM, STREAM_LIFETIME};
 use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
@@ -17,8 +17,8 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
 use super::scene::{
-    NODE_PORT, Sctp, Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node,
-    other_pod_ip, pod, router, sctp, tcp, to, udp, with_mappings,
+    DIRECT_ISNS, NODE_PORT, Sctp, Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated,
+    length, node, other_pod_ip, pod, router, sctp, tcp, to, udp, with_isns, with_mappings,
 };
 use super::sctp_flows;
 use crate::counters::{establishing_request, first_request, reason, request};
@@ -100,7 +100,11 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
             let syn = packet(client(), unmapped, SYN, INIT);
             assert_eq!(lab.ingress(&syn).bytes, syn.build());
             lab.add(protocol, port, other_pod, 7);
-            leaves(lab, &packet(unmapped, client(), SYN | ACK, INIT_ACK));
+            // A forged SYN opens another handshake, whose acknowledgement number differs.
+            if protocol == Tcp {
+                lab.ingress(&with_isns(tcp(client(), unmapped, SYN, b""), DIRECT_ISNS));
+            }
+            leaves(lab, &from(&packet(other_pod, client(), SYN | ACK, INIT_ACK), unmapped));
             for (flags, chunk) in [(ACK, COOKIE_ECHO), (PSH | ACK, DATA)] {
                 let next = packet(client(), unmapped, flags, chunk);
                 lab.ingress(&next).is(&next, reason(Reason::HostConnection));
@@ -118,15 +122,33 @@ fn record_of_a_udp_flow_expires_as_in_kernel_conntrack() {
         let (sent, answer) = (udp(node(), client(), b"question"), udp(client(), node(), b"answer"));
         let is_of_host = |lab: &mut Lab| lab.ingress(&answer).bytes == answer.build();
         leaves(lab, &sent);
-        lab.age_host_connection(id, LIFETIME - 1);
+        lab.age_host_connection(id, LIFETIME - 8);
         assert!(is_of_host(lab), "the flow's entry in kernel conntrack still exists");
         leaves(lab, &sent);
-        lab.age_host_connection(id, STREAM_LIFETIME - 1);
+        lab.age_host_connection(id, STREAM_LIFETIME - 8);
         assert!(is_of_host(lab), "the flow is a stream");
-        lab.age_host_connection(id, 3);
+        lab.age_host_connection(id, 9);
         leaves(lab, &sent);
-        lab.age_host_connection(id, LIFETIME + 2);
+        lab.age_host_connection(id, LIFETIME + 1);
         assert!(!is_of_host(lab), "the flow is a new flow, because its last record had expired");
+    });
+}
+
+/// The remote host of a masqueraded flow sends datagrams for more than 2 s, so the flow is a stream, although its
+/// first datagram was the last one that left the Node.
+#[test]
+fn answers_make_a_udp_flow_of_the_host_a_stream() {
+    with_mappings(|lab| {
+        let id = FlowId { client: client(), pod: node(), protocol: Udp };
+        let answer = udp(client(), node(), b"answer");
+        let is_of_host = |lab: &mut Lab| lab.ingress(&answer).bytes == answer.build();
+        leaves(lab, &udp(node(), client(), b"question"));
+        lab.age_host_connection(id, STREAM);
+        assert!(is_of_host(lab));
+        lab.age_host_connection(id, STREAM_LIFETIME - 8);
+        assert!(is_of_host(lab), "the flow is a stream");
+        lab.age_host_connection(id, 9);
+        assert!(!is_of_host(lab), "an answer does not renew the record");
     });
 }
 
