@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
-//! port range. When the kernel masquerades a connection, it may choose any source port, even a port that a socket or a
+//! port range, and connections to node ports that rules of other software have accepted. When the kernel masquerades a connection, it may choose any source port, even a port that a socket or a
 //! mapping uses. NPL does not translate packets that answer a host connection.
 //!
 //! The entry of a host connection is one 64-bit word in a slot of an array, as in [`crate::half_open`]. Each connection
@@ -70,8 +70,9 @@ pub const fn answered(word: u64, time: u64) -> u64 {
     if duration(word) + age(word, time) < STREAM { word } else { word & !DURATION_MASK | STREAM << DURATION_SHIFT }
 }
 
-/// Returns the entry of a host connection that expires up to 1.07 s before its entry in kernel conntrack, which is removed
-/// after `remaining` units of [`crate::fragment::time`] without a packet. A flow that is no stream may have begun up to
+/// Returns the entry of a host connection whose entry in kernel conntrack is removed after `remaining` units of
+/// [`crate::fragment::time`] without a packet. The returned entry expires one unit earlier, and never later than a new
+/// entry would. A flow that is no stream may have begun up to
 /// 2 s before its last packet, so its next packet makes it a stream, unless the packet follows at once.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let lifetime = if is_stream { STREAM_LIFETIME } else { LIFETIME };

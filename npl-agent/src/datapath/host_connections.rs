@@ -24,17 +24,15 @@ pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u6
     Records::open(pins, MAP_HOST_CONNECTION_V6)?.write_all::<V6>(connections, seed)
 }
 
-/// The map of host connections of one IP family, and the current time.
+/// The map of host connections of one IP family.
 struct Records {
     name: &'static str,
     map: Array<MapData, u64>,
-    /// In units of [`fragment::time`].
-    now: u64,
 }
 
 impl Records {
     fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
-        Ok(Self { name, map: open(pins, name)?, now: kernel_time() })
+        Ok(Self { name, map: open(pins, name)? })
     }
 
     /// Writes the entries of the connections that are of the IP family of `L`.
@@ -46,15 +44,17 @@ impl Records {
     }
 
     fn write(&mut self, hash: u64, connection: &TranslatedConnection) -> Result<(), DatapathError> {
+        // The time is read for each connection, because a map with many connections takes several units of time.
+        let now = kernel_time();
         let slots = [host_connection::slot(hash), host_connection::second_slot(hash)];
         let read = |slot: u32| self.map.get(&slot, 0).map_err(DatapathError::map("read", self.name));
         let [first, second] = [read(slots[0])?, read(slots[1])?];
-        let index = usize::from(host_connection::is_second(first, second, hash, self.now));
+        let index = usize::from(host_connection::is_second(first, second, hash, now));
         let (slot, present) = (slots[index], [first, second][index]);
         let remaining = fragment::time(u64::from(connection.remaining_seconds) * 1_000_000_000);
-        let entry = host_connection::expiring(hash, connection.is_stream, self.now, remaining);
+        let entry = host_connection::expiring(hash, connection.is_stream, now, remaining);
         // The kernel program may have renewed the entry after kernel conntrack was read.
-        let is_newer = host_connection::remaining(present, self.now) > host_connection::remaining(entry, self.now);
+        let is_newer = host_connection::remaining(present, now) > host_connection::remaining(entry, now);
         if host_connection::matches(present, hash) && is_newer {
             return Ok(());
         }

@@ -142,8 +142,8 @@ pub(super) mod conntrack {
     pub(in super::super) const TCP_STATE: u16 = 1;
     /// The states of TCP connections that have ended: `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
     pub(in super::super) const ENDED: [u8; 2] = [7, 8];
-    /// `IPS_ASSURED`: for UDP since Linux 5.11, the flow is a stream; before, the flow has had a packet after its first
-    /// reply.
+    /// `IPS_ASSURED`: for UDP, the flow is a stream. In Linux before 5.16, and 5.10 before 5.10.80, also a flow with a
+    /// packet after its first reply has this status.
     pub(in super::super) const ASSURED: u32 = 1 << 2;
     /// `IPS_DST_NAT`: the connection's destination is translated.
     pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;

@@ -174,6 +174,7 @@ pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
 /// The status code and body of the feed's answer.
 pub(crate) fn get(path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(FEED).ok()?;
+    stream.set_read_timeout(Some(LIMIT)).ok()?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: feed\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;

@@ -31,6 +31,8 @@ const UNREAD: usize = 1000;
 /// The number of connections on which requests are not completed, and the bytes of each incomplete request.
 const INCOMPLETE: usize = 800;
 const REQUEST_BYTES: usize = 60_000;
+/// More than the number of sockets of all these clients.
+const OPEN_FILES: u64 = 4096;
 /// The number of connections with an open stream on which a large request is complete, and the size of the request.
 const COMPLETE: usize = 40;
 const LARGE: usize = 4 * 1024 * 1024 - 100;
@@ -118,7 +120,7 @@ async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
     let end = Instant::now() + api_server::LIMIT;
     let mut closed = 0;
     loop {
-        if let Some(value) = attempt().await {
+        if let Some(value) = timeout(api_server::LIMIT, attempt()).await.unwrap() {
             if closed > 0 {
                 println!("the feed closed {closed} connections of one client");
             }
@@ -172,6 +174,7 @@ async fn subscribe(number: usize) -> Option<impl Send> {
 #[test]
 fn hostile_clients_take_bounded_memory_and_others_are_served() {
     network::inside("hostile::hostile_clients_take_bounded_memory_and_others_are_served", || {
+        npl_testkit::process::allow_open_files(OPEN_FILES).unwrap();
         let cluster = LargeCluster::start();
         cluster.wait_for_memory(LIMIT);
         let runtime = Runtime::new().unwrap();
@@ -187,8 +190,11 @@ fn hostile_clients_take_bounded_memory_and_others_are_served() {
         let unknown = r#"npl_feed_xds_messages_total{type="unknown",event="unknown_type"}"#;
         let read = || api_server::until("metrics", || read_count(unknown));
         let send_large = |_| {
-            let before = read();
-            subscribers.block_on(reconnect(async || send_large_request(|| read() > before).await))
+            let attempt = async || {
+                let before = read();
+                send_large_request(|| read() > before).await
+            };
+            subscribers.block_on(reconnect(attempt))
         };
         let large: Vec<_> = (0..COMPLETE).map(send_large).collect();
         println!("{COMPLETE} streams after a large request: {} KiB", cluster.memory());

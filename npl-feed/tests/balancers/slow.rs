@@ -91,8 +91,9 @@ pub(crate) fn wait_for_count(counter: &str, count: usize) {
 fn wait_for_answers(before: usize, requests: usize) {
     let mut reads = 0;
     api_server::until(&format!("{requests} answers"), || {
+        let count = read_count(ANSWERS)?;
         reads += 1;
-        read_count(ANSWERS).filter(|value| *value >= before + requests + reads)
+        (count >= before + requests + reads).then_some(count)
     });
 }
 
@@ -128,7 +129,7 @@ fn clients_that_do_not_read_take_bounded_memory_and_others_are_served() {
         wait_for_count(r#"npl_feed_xds_messages_total{type="eds",event="sent"}"#, STREAMS * RESPONSES);
         wait_for_count("npl_feed_xds_streams", STREAMS);
         println!("{STREAMS} xDS streams: {} KiB", cluster.peak_memory());
-        let before = read_count(ANSWERS).unwrap();
+        let before = api_server::until("metrics", || read_count(ANSWERS));
         let connections: Vec<TcpStream> = (0..CONNECTIONS)
             .map(|_| {
                 let mut stream = runtime.block_on(connect_with_small_window(FEED));
