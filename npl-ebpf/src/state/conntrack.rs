@@ -563,17 +563,12 @@ impl<'k, F: Family> Flow<'k, F> {
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
+    // The acknowledged handshake is looked up first, because its entry is removed after the flow's entry is written.
     Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
-        flow.has_entry()
+        flow.acknowledged_handshake(reply).is_some()
+            || flow.has_entry()
             || slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
-            || flow.acknowledged_handshake(reply).is_some()
     })
-}
-
-/// Whether this acknowledgement number (SCTP: tag) acknowledges the SYN of a handshake with this flow hash.
-#[inline(never)]
-pub fn is_handshake_acknowledged<F: Family>(hash: u64, acknowledgement: u32) -> bool {
-    slots::find_handshake::<F>(handshake_key(hash, acknowledgement)).is_some()
 }
 
 /// Whether the flows of this protocol begin with a handshake (TCP and SCTP).

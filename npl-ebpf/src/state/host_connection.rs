@@ -7,15 +7,10 @@ use npl_common::{
     config::Config,
     conntrack::{Numbers, Segment},
     host_connection,
-    mapping::{Frontend, protocol},
+    mapping::Frontend,
 };
 
-use super::{
-    conntrack::{self, Flow},
-    lookup_cache,
-    maps::Family,
-    tuple::FlowTuple,
-};
+use super::{conntrack, lookup_cache, maps::Family, tuple::FlowTuple};
 use crate::{
     base::{cell::Cell, clock::coarse_seconds, maps::CONFIG, mode::STACK},
     net::{headers::tcp_flag, packet::Packet},
@@ -103,11 +98,5 @@ fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protoco
         pod: backend.addr,
         pod_port: backend.port,
     };
-    // The handshake is looked up before the flow, because its entry is removed after the flow's entry is written.
-    let hash = tuple.hash(config.seed, protocol);
-    if protocol != protocol::UDP && conntrack::is_handshake_acknowledged::<F>(hash, numbers.acknowledgement()) {
-        return true;
-    }
-    let key = F::flow_key(&tuple, protocol);
-    Flow::<F>::with_hash(hash, protocol, &key).is_some_and(|flow| flow.has_entry())
+    conntrack::has_flow(config.seed, &tuple, protocol, numbers)
 }
