@@ -302,7 +302,8 @@ pub const MAPS: &[Map] = &[
         capacity: host_connection::SLOTS,
         key: Content::U32("slot, selected by a hash of the connection"),
         value: Content::U64(
-            "bits 0-23 time in units of 2^30 ns (1.07 s), 24-25 duration in these units (at most 2), 26-63 tag of the connection; 0 if free",
+            "bits 0-23 time in units of 2^30 ns (1.07 s), 24-25 duration in these units (at most 2), 26-63 tag of the \
+             connection; 0 if free",
         ),
         purpose: "Host connections: connections that the Node opened or masquerades with a source port of the range, \
                   or that rules of other software have accepted; the programs do not translate their replies.",

@@ -72,12 +72,12 @@ pub const fn answered(word: u64, time: u64) -> u64 {
 
 /// Returns the entry of a host connection whose entry in kernel conntrack is removed after `remaining` units of
 /// [`crate::fragment::time`] without a packet. The returned entry expires one unit earlier, and never later than a new
-/// entry would. A flow that is no stream may have begun up to
-/// 2 s before its last packet, so its next packet makes it a stream, unless the packet follows at once.
+/// entry would. A flow that is no stream may have begun up to 2 s before its last packet, so its next packet makes it a
+/// stream, unless the packet follows at once.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
-    let lifetime = if is_stream { STREAM_LIFETIME } else { LIFETIME };
-    let age = lifetime.saturating_sub(remaining.saturating_sub(1));
-    entry(hash, if is_stream { STREAM } else { STREAM - 1 }, time.wrapping_sub(age))
+    let duration = if is_stream { STREAM } else { STREAM - 1 };
+    let age = lifetime(duration).saturating_sub(remaining.saturating_sub(1));
+    entry(hash, duration, time.wrapping_sub(age))
 }
 
 /// Whether an entry belongs to a host connection with this hash.
@@ -91,7 +91,7 @@ pub const fn matches(word: u64, hash: u64) -> bool {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
-    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime(word))
+    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime(duration(word)))
 }
 
 /// Whether a connection uses its second slot: this slot contains the connection's entry or, if neither slot does, is
@@ -105,13 +105,13 @@ pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
 
 /// The time for which the entry of a UDP host connection stays valid.
 pub const fn remaining(word: u64, time: u64) -> u64 {
-    lifetime(word).saturating_sub(age(word, time))
+    lifetime(duration(word)).saturating_sub(age(word, time))
 }
 
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-const fn lifetime(word: u64) -> u64 {
-    if duration(word) < STREAM { LIFETIME } else { STREAM_LIFETIME }
+const fn lifetime(duration: u64) -> u64 {
+    if duration < STREAM { LIFETIME } else { STREAM_LIFETIME }
 }
 
 /// The time since an entry was written. For an empty slot, the result is larger than the age of any entry. Another

@@ -125,26 +125,26 @@ impl WatchHealth {
 
     fn log_failure(&self, kind: FailureKind, err: &str) {
         let subject = self.subject;
-        let (process, manifest) = (self.observer.process(), self.observer.manifest());
+        let (process, manifest, page) = (self.observer.process(), self.observer.manifest(), self.observer.page());
         match kind {
             FailureKind::Unreachable if is_certificate_error(err) => {
-                warn!(see = pages::url(&self.observer.page()), %subject, err, "{CERTIFICATE_ADVICE}");
+                warn!(see = pages::url(&page), %subject, err, "{CERTIFICATE_ADVICE}");
             }
             FailureKind::Forbidden => warn!(
-                see = pages::url(&self.observer.page()),
+                see = pages::url(&page),
                 %subject, err,
                 "the {process} may not list and watch {subject}: apply {manifest}, which grants the permission; until \
                  then the {process} serves the last known state"
             ),
             FailureKind::Unauthorized => warn!(
-                see = pages::url(&self.observer.page()),
+                see = pages::url(&page),
                 %subject, err,
                 "the API server does not accept the {process}'s credentials: check that its service account exists; \
                  until then the {process} serves the last known state"
             ),
             FailureKind::Malformed => {
                 warn!(
-                    see = pages::url(&self.observer.page()),
+                    see = pages::url(&page),
                     %subject, err,
                     "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API \
                      server; until then the {process} serves the last known state"
@@ -156,7 +156,7 @@ impl WatchHealth {
             | FailureKind::Expired
             | FailureKind::Restored => {
                 warn!(
-                    see = pages::url(&self.observer.page()),
+                    see = pages::url(&page),
                     %subject, err,
                     "watch of {subject} is interrupted: the {process} retries and serves the last known state; check that \
                      the API server is reachable from this Node"

@@ -38,7 +38,8 @@ pub fn translated_connections(range: PortRange) -> io::Result<Vec<TranslatedConn
 /// Parses an entry of kernel conntrack. `None` if the destination is not translated, if the connection has ended, or if
 /// NPL does not support the protocol.
 fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
-    let status = u32::from_be_bytes(find(entry, conntrack::STATUS)?.try_into().ok()?);
+    let word = |kind| Some(u32::from_be_bytes(find(entry, kind)?.try_into().ok()?));
+    let status = word(conntrack::STATUS)?;
     if status & conntrack::DESTINATION_NAT == 0 || has_ended(entry) {
         return None;
     }
@@ -52,12 +53,12 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     let client = address(conntrack::SOURCE_V4, conntrack::SOURCE_V6)?;
     let node = address(conntrack::DESTINATION_V4, conntrack::DESTINATION_V6)?;
     // The kernel reports no timeout of a connection that a flowtable forwards.
-    let timeout = find(entry, conntrack::TIMEOUT).and_then(|seconds| <[u8; 4]>::try_from(seconds).ok());
+    let timeout = word(conntrack::TIMEOUT);
     Some(TranslatedConnection {
         protocol: Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?,
         client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
         nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
-        remaining_seconds: timeout.map_or(u32::MAX, u32::from_be_bytes),
+        remaining_seconds: timeout.unwrap_or(u32::MAX),
         is_stream: timeout.is_none() || status & conntrack::ASSURED != 0,
     })
 }
