@@ -358,15 +358,14 @@ impl Lab {
 
     /// Makes the record of a host connection older by `units`, each of about one second. The Pod of `id` is the Node.
     pub(crate) fn age_host_connection(&mut self, id: FlowId, units: u64) {
-        let maps = if Family::of(id.client.ip()) == Family::V4 {
-            &mut self.v4.host_connections
-        } else {
-            &mut self.v6.host_connections
+        let records = match Family::of(id.client.ip()) {
+            Family::V4 => &mut self.v4.host_connections,
+            Family::V6 => &mut self.v6.host_connections,
         };
         let slots = [host_connection::slot(hash(id)), host_connection::second_slot(hash(id))];
-        let is_record = |slot: &u32| host_connection::matches(maps.get(slot, 0).unwrap(), hash(id));
+        let is_record = |slot: &u32| host_connection::matches(records.get(slot, 0).unwrap(), hash(id));
         let slot = slots.into_iter().find(is_record).unwrap();
-        maps.set(slot, host_connection::aged(maps.get(&slot, 0).unwrap(), units), 0).unwrap();
+        records.set(slot, host_connection::aged(records.get(&slot, 0).unwrap(), units), 0).unwrap();
     }
 
     fn fragments(&mut self, family: Family) -> &mut Array<MapData, u64> {

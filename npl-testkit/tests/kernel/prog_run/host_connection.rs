@@ -92,14 +92,14 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
     with_mappings(|lab| {
         let unmapped: SocketAddr = (node().ip(), NODE_PORT + 1).into();
         let other_pod: SocketAddr = (other_pod_ip(), 8080).into();
-        for (protocol, port) in [(Tcp, unmapped.port()), (Sctp, unmapped.port())] {
+        for protocol in [Tcp, Sctp] {
             let packet = |from, to, tcp_flags, chunk| match protocol {
                 Tcp => tcp(from, to, tcp_flags, b""),
                 Udp | Sctp => sctp(from, to, chunk, b""),
             };
             let syn = packet(client(), unmapped, SYN, INIT);
             assert_eq!(lab.ingress(&syn).bytes, syn.build());
-            lab.add(protocol, port, other_pod, 7);
+            lab.add(protocol, unmapped.port(), other_pod, 7);
             // A forged SYN opens another handshake, whose acknowledgement number differs.
             if protocol == Tcp {
                 lab.ingress(&with_isns(tcp(client(), unmapped, SYN, b""), DIRECT_ISNS));
