@@ -9,6 +9,7 @@
 pub mod access;
 pub mod client_memory;
 pub mod config;
+pub mod connection_limits;
 pub mod core;
 pub mod dns;
 pub mod follow;

@@ -35,19 +35,11 @@ use tracing::{debug, info, warn};
 use crate::{
     access,
     client_memory::{ClientMemory, Connection, WINDOW},
+    connection_limits::ConnectionLimits,
     stall::StallLimit,
     status::{ClientRefusal, Interface, Status},
 };
 
-/// The maximum number of connections from admitted clients to the HTTP interface, and to the xDS interface. A further
-/// connection to the HTTP interface closes the oldest one, so that waiting clients do not prevent the kubelet's probes.
-/// A further connection to the xDS interface closes the oldest one without a stream; if all have streams, the further
-/// connection is closed, so that open streams continue.
-pub const MOST_CONNECTIONS: usize = 1024;
-/// The maximum number of connections from clients outside the allow list, which can request only the probes. When the
-/// number is reached, a new connection closes the oldest one, so that idle connections do not prevent the kubelet's
-/// probes.
-pub const MOST_PROBES: usize = 64;
 /// The longest duration of a connection from a client outside the allow list.
 const PROBE: Duration = Duration::from_secs(5);
 /// The timeout of the TLS handshake, of the reception of an HTTP/1.1 request's header, and of the answer to an HTTP/2
@@ -58,7 +50,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// The maximum number of concurrent streams of one HTTP/2 connection to the HTTP interface. The feed resets further
 /// streams. HTTP clients use one stream for each long poll.
 const MOST_STREAMS: u32 = 16;
-/// The same number for the xDS interface. Load balancers and gRPC clients use one stream.
+/// The maximum number of concurrent streams of one HTTP/2 connection to the xDS interface. Load balancers and gRPC
+/// clients use one stream.
 const MOST_XDS_STREAMS: u32 = 4;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;
@@ -74,7 +67,7 @@ const KERNEL_SEND_BUFFER: u32 = 128 * 1024;
 const KERNEL_RECEIVE_BUFFER: u32 = 64 * 1024;
 /// The number of connections that the kernel queues until the feed accepts them.
 const BACKLOG: u32 = 1024;
-/// The pause after a failed `accept`. The call fails, for example, if the process has no free file descriptor.
+/// The pause after a failed `accept`. The call fails, for example, if the kernel has no memory for a socket.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The receiver of the current TLS configuration; `None` if the feed serves without TLS.
@@ -120,32 +113,37 @@ fn open_socket(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// The part of a listener's configuration and state that the HTTP and the xDS interface share.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    /// The allow list. If the list is empty, all clients are admitted.
+    pub allowed: Arc<[IpNet]>,
+    /// The TLS configuration.
+    pub tls: Tls,
+    /// Counts refused clients.
+    pub status: Arc<Status>,
+    /// Limits the memory for the clients of all listeners.
+    pub memory: ClientMemory,
+    /// The maximum numbers of connections.
+    pub limits: ConnectionLimits,
+}
+
 /// A listening TCP socket of one of the feed's interfaces.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
     interface: Interface,
-    allowed: Arc<[IpNet]>,
-    tls: Tls,
-    status: Arc<Status>,
-    memory: ClientMemory,
+    shared: Shared,
 }
 
 impl Listener {
-    /// Binds the socket to an address. `memory` limits the memory for the clients of all listeners that share it.
+    /// Binds the socket to an address.
     ///
     /// # Errors
     ///
     /// Returns an error if the address is in use or not configured on this machine.
-    pub fn bind(
-        address: SocketAddr,
-        interface: Interface,
-        allowed: Arc<[IpNet]>,
-        tls: Tls,
-        status: Arc<Status>,
-        memory: ClientMemory,
-    ) -> io::Result<Self> {
-        Ok(Self { socket: open_socket(address)?, interface, allowed, tls, status, memory })
+    pub fn bind(address: SocketAddr, interface: Interface, shared: Shared) -> io::Result<Self> {
+        Ok(Self { socket: open_socket(address)?, interface, shared })
     }
 
     /// Returns the address to which the socket is bound.
@@ -162,8 +160,12 @@ impl Listener {
     /// connections of these clients are closed.
     #[expect(clippy::infinite_loop, reason = "the caller drops the future to end the loop")]
     pub async fn serve(self, router: Router, probes: Option<Router>) {
-        let mut open = NewestConnections::new(MOST_CONNECTIONS);
-        let mut open_probes = NewestConnections::new(MOST_PROBES);
+        let Shared { allowed, status, limits, .. } = &self.shared;
+        let mut open = NewestConnections::new(match self.interface {
+            Interface::Http => limits.http,
+            Interface::Xds => limits.xds,
+        });
+        let mut open_probes = NewestConnections::new(limits.probes);
         loop {
             let (stream, peer) = match self.socket.accept().await {
                 Ok(accepted) => accepted,
@@ -173,7 +175,7 @@ impl Listener {
                     continue;
                 }
             };
-            let refusal = if access::admits(&self.allowed, peer.ip()) {
+            let refusal = if access::admits(allowed, peer.ip()) {
                 self.spawn(stream, &router, &mut open).then_some(ClientRefusal::Connections)
             } else if let Some(probes) = &probes {
                 open_probes.make_room(|()| true);
@@ -183,7 +185,7 @@ impl Listener {
                 Some(ClientRefusal::Allow)
             };
             if let Some(refusal) = refusal {
-                self.status.count_refused(self.interface.as_str(), refusal);
+                status.count_refused(self.interface.as_str(), refusal);
                 debug!(
                     interface = self.interface.as_str(), %peer,
                     "a connection was closed: too many are open, or --allow excludes the peer"
@@ -207,7 +209,7 @@ impl Listener {
     }
 
     fn client(&self) -> Connection {
-        self.memory.connect(self.interface, Arc::clone(&self.status))
+        self.shared.memory.connect(self.interface, Arc::clone(&self.shared.status))
     }
 
     /// Serves a connection until the client closes it, or until its memory is needed for other clients.
@@ -217,7 +219,7 @@ impl Listener {
         client: &Connection,
         router: Router,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
+        let tls = self.shared.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
         let client = client.clone();
         async move {
             tokio::select! {
@@ -252,8 +254,8 @@ impl<T> NewestConnections<T> {
         Self { limit, tasks: VecDeque::new() }
     }
 
-    /// Makes room for a further task: if the number of running tasks has reached the limit, aborts the oldest task whose
-    /// value meets the condition.
+    /// Makes room for a further task: if the number of running tasks has reached the limit, aborts the oldest task
+    /// whose value meets the condition.
     pub(crate) fn make_room(&mut self, may_close: impl Fn(&T) -> bool) -> Room {
         self.tasks.retain(|(task, _)| !task.is_finished());
         if self.tasks.len() < self.limit {
@@ -270,8 +272,8 @@ impl<T> NewestConnections<T> {
         self.tasks.push_back((tokio::spawn(connection).abort_handle(), value));
     }
 
-    /// Aborts the oldest task whose value meets the condition. Returns whether there is one.
-    pub(crate) fn close_oldest(&mut self, may_close: impl Fn(&T) -> bool) -> bool {
+    /// Aborts the oldest task whose value meets the condition. Returns whether a task was aborted.
+    fn close_oldest(&mut self, may_close: impl Fn(&T) -> bool) -> bool {
         let oldest = self.tasks.iter().position(|(task, value)| !task.is_finished() && may_close(value));
         let Some((task, _)) = oldest.and_then(|position| self.tasks.remove(position)) else { return false };
         task.abort();

@@ -36,8 +36,9 @@ const NAME: &str = "web.default:http";
 const MOST_NAMES: usize = 1000;
 
 fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
-    let (address, status, memory) = ("127.0.0.1:0".parse().unwrap(), Arc::clone(status), ClientMemory::default());
-    Listener::bind(address, interface, allowed, None, status, memory).unwrap()
+    let (status, memory, limits) = (Arc::clone(status), ClientMemory::default(), ConnectionLimits::LARGEST);
+    let shared = Shared { allowed, tls: None, status, memory, limits };
+    Listener::bind("127.0.0.1:0".parse().unwrap(), interface, shared).unwrap()
 }
 
 fn listening(router: Router, allowed: &[&str]) -> (SocketAddr, Arc<Status>, JoinHandle<()>) {
@@ -135,7 +136,7 @@ async fn other_clients_get_the_probes_and_no_details() {
     let counted = "npl_feed_refused_connections_total{interface=\"http\",reason=\"allow\"} 4\n";
     assert!(status.encode().unwrap().contains(counted));
     let mut open = Vec::new();
-    for _ in 0..2 * MOST_PROBES {
+    for _ in 0..2 * ConnectionLimits::LARGEST.probes {
         open.push(TcpStream::connect(address).await.unwrap());
     }
     assert_eq!(code("/healthz").await, "200", "idle connections of other clients must not prevent a probe");
@@ -158,7 +159,7 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
     let connect = async || TcpStream::connect(address).await.unwrap();
     let mut idle = connect().await;
     let mut open = Vec::new();
-    for _ in 1..MOST_CONNECTIONS {
+    for _ in 1..ConnectionLimits::LARGEST.xds {
         let mut stream = connect().await;
         stream.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         open.push(stream);
@@ -170,12 +171,13 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
     last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let refused = async {
         while get_root(address).await.ends_with("here") {
-            // The server has not read the last request yet.
+            // The server had not read the last request yet, so it closed the connection of this request for the new
+            // connection. The test sends the request again.
             last = connect().await;
             last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         }
     };
-    timeout(PATIENCE, refused).await.expect("all connections have streams");
+    timeout(PATIENCE, refused).await.expect("a connection is accepted although all have streams");
     let counted = "npl_feed_refused_connections_total{interface=\"xds\",reason=\"connections\"}";
     assert!(status.encode().unwrap().contains(counted));
     drop(open.pop());
@@ -195,7 +197,7 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
 async fn a_new_connection_to_http_closes_the_oldest_one() {
     let (address, status, task) = listening(Router::new().route("/", routing::get(|| async { "here" })), &[]);
     let mut open = Vec::new();
-    for _ in 0..MOST_CONNECTIONS {
+    for _ in 0..ConnectionLimits::LARGEST.http {
         open.push(TcpStream::connect(address).await.unwrap());
     }
     assert!(get_root(address).await.ends_with("here"));
@@ -207,9 +209,10 @@ async fn a_new_connection_to_http_closes_the_oldest_one() {
             .unwrap()
             .contains("npl_feed_refused_connections_total{interface=\"http\",reason=\"connections\"} 1\n")
     );
-    open[MOST_CONNECTIONS - 1].write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    let newest = open.last_mut().unwrap();
+    newest.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
-    timeout(PATIENCE, open[MOST_CONNECTIONS - 1].read_to_string(&mut answer)).await.unwrap().unwrap();
+    timeout(PATIENCE, newest.read_to_string(&mut answer)).await.unwrap().unwrap();
     assert!(answer.ends_with("here"), "newer connections stay open");
     task.abort();
 }
@@ -236,8 +239,8 @@ async fn a_flood_of_requests_without_reading_is_stopped_and_other_clients_are_an
     task.abort();
 }
 
-/// A client that stops reading must not keep its answer in memory, because each of many clients could have the answer
-/// of another version. A slow client that still reads keeps its connection.
+/// A client that stops reading must not keep its answer in memory, because many such clients could each keep an answer
+/// of a different version in memory. A slow client that still reads keeps its connection.
 #[tokio::test(start_paused = true)]
 async fn a_connection_ends_when_the_client_stops_reading() {
     const BODY: usize = 10_000;
@@ -294,7 +297,7 @@ async fn a_connection_with_closed_windows_keeps_a_bounded_number_of_answers() {
     let (mut answered, mut refused) = (0, 0);
     while answered + refused < REQUESTS {
         let mut head = [0; 9];
-        timeout(PATIENCE, client.read_exact(&mut head)).await.expect("an answer to each request").unwrap();
+        timeout(PATIENCE, client.read_exact(&mut head)).await.expect("some requests got no answer").unwrap();
         let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
         timeout(PATIENCE, client.read_exact(&mut payload)).await.unwrap().unwrap();
         match head[3] {

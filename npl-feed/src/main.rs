@@ -15,10 +15,13 @@ use npl_agent::{
         telemetry::{self, FILTER_VARIABLE},
     },
 };
-use npl_feed::{config::Config, run};
+use npl_feed::{config::Config, connection_limits::ConnectionLimits, run};
 
 /// The exit code after a usage error; clap uses the same exit code.
 const USAGE: u8 = 2;
+
+/// The usual soft limit of open files of container runtimes.
+const SOFT_LIMIT: u64 = 1024;
 
 /// The default log filter. The filter hides log lines of two libraries: hickory would log a warning for each packet
 /// from an address that it cannot answer, and kube would log every failed request, although the watches log failed
@@ -28,6 +31,28 @@ const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_
 fn report(error: &anyhow::Error) {
     // The result is ignored, because a failed write to standard error cannot be reported.
     drop(writeln!(io::stderr(), "npl-feed: {error:#}"));
+}
+
+/// Raises the soft limit of open files, and computes the maximum numbers of connections from it. Logs a warning if
+/// these numbers are below [`ConnectionLimits::LARGEST`].
+fn connection_limits() -> ConnectionLimits {
+    let open_files = limits::raise_soft_limit().unwrap_or_else(|error| {
+        tracing::warn!(see = pages::url(pages::FEED_FAILURES), %error, "the soft limit of open files cannot be raised; the feed assumes {SOFT_LIMIT}");
+        SOFT_LIMIT
+    });
+    let connections = ConnectionLimits::for_open_files(open_files);
+    if connections != ConnectionLimits::LARGEST {
+        tracing::warn!(
+            see = pages::url(pages::FEED_FAILURES),
+            open_files,
+            http = connections.http,
+            xds = connections.xds,
+            dns = connections.dns,
+            "the limit of open files reduces the number of connections: raise LimitNOFILE of the container runtime to {}",
+            ConnectionLimits::OPEN_FILES
+        );
+    }
+    connections
 }
 
 fn main() -> ExitCode {
@@ -47,9 +72,7 @@ fn main() -> ExitCode {
         return ExitCode::from(USAGE);
     }
     memory::use_one_heap();
-    if let Err(error) = limits::raise_soft_limit() {
-        tracing::warn!(see = pages::url(pages::FEED_FAILURES), %error, "the soft limit of open files cannot be raised; when it is reached, the feed refuses connections");
-    }
+    let connections = connection_limits();
     let format = config.log_format;
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -57,7 +80,7 @@ fn main() -> ExitCode {
         .build()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
-            let outcome = runtime.block_on(run::run(config));
+            let outcome = runtime.block_on(run::run(config, connections));
             runtime.shutdown_background();
             outcome
         });

@@ -25,10 +25,11 @@ use crate::{
     access::{AccessError, TlsFiles, Token},
     client_memory::ClientMemory,
     config::Config,
+    connection_limits::ConnectionLimits,
     dns,
     follow::{self, Published},
     http, kube,
-    listen::{self, Listener},
+    listen::{self, Listener, Shared},
     status::{Interface, Status},
     xds,
 };
@@ -43,12 +44,13 @@ const RELOAD: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 ///
-/// Returns an error if the feed cannot bind an address, or cannot use a token file, a TLS file or the kubeconfig.
-pub async fn run(config: Config) -> anyhow::Result<()> {
+/// Returns an error if the feed cannot bind an address, if it cannot use a token file, a TLS file or the kubeconfig, or
+/// if a watch or another task of the feed ends.
+pub async fn run(config: Config, limits: ConnectionLimits) -> anyhow::Result<()> {
     let status = Arc::new(Status::default());
     let (publisher, published) = watch::channel(None);
     let mut tasks = JoinSet::new();
-    serve(&config, &published, &status, &mut tasks).await?;
+    serve(&config, limits, &published, &status, &mut tasks).await?;
 
     let (sender, changes) = mpsc::channel(WAITING_CHANGES);
     let mut watches = kube::watch(&config, &status, &sender).await?;
@@ -89,9 +91,9 @@ async fn end_of_service(mut next: impl AsyncFnMut() -> Signal, delay: Duration) 
     }
     info!(
         ?delay,
-        "SIGTERM: the feed serves for this time, so that kube-proxy stops sending clients to this replica first"
+        "SIGTERM: the feed serves for this time, so that kube-proxy first stops sending clients to this replica"
     );
-    // A timeout is no error: the delay has passed without a second signal.
+    // A timeout is not an error: the delay has passed without a second signal.
     drop(timeout(delay, next()).await);
 }
 
@@ -102,6 +104,7 @@ async fn end_of_service(mut next: impl AsyncFnMut() -> Signal, delay: Duration) 
 /// Returns an error if the feed cannot bind an address, or cannot use a token file or a TLS file.
 pub async fn serve(
     config: &Config,
+    limits: ConnectionLimits,
     published: &Published,
     status: &Arc<Status>,
     tasks: &mut JoinSet<()>,
@@ -110,12 +113,10 @@ pub async fn serve(
     let token = config.token_file.as_deref().map(|path| Token::follow(path, RELOAD)).transpose()?;
     let tls = config.tls().map(|files| follow_tls(files, tasks)).transpose()?;
     let logged = Once::new();
-    let memory = ClientMemory::default();
+    let (memory, status) = (ClientMemory::default(), Arc::clone(status));
+    let shared = Shared { allowed: Arc::clone(&allowed), tls, status: Arc::clone(&status), memory, limits };
     let bind = async |address: SocketAddr, interface: Interface| {
-        let bind = async |address| {
-            let (allowed, status) = (Arc::clone(&allowed), Arc::clone(status));
-            Listener::bind(address, interface, allowed, tls.clone(), status, memory.clone())
-        };
+        let bind = async |address| Listener::bind(address, interface, shared.clone());
         listen::bind_with(address, &logged, bind).await.with_context(|| refused(interface.as_str(), address))
     };
     if let Some(address) = config.http.0 {
@@ -123,22 +124,22 @@ pub async fn serve(
         info!(address = %listener.address()?, "serving HTTP");
         let interfaces =
             http::Interfaces { xds: config.xds.0.is_some(), zone: config.dns.0.map(|_| config.zone.clone()) };
-        let router = http::router(published.clone(), Arc::clone(status), interfaces, token.clone());
-        tasks.spawn(listener.serve(router, Some(http::probes(published.clone(), Arc::clone(status)))));
+        let router = http::router(published.clone(), Arc::clone(&status), interfaces, token.clone());
+        tasks.spawn(listener.serve(router, Some(http::probes(published.clone(), Arc::clone(&status)))));
     }
     if let Some(address) = config.xds.0 {
         let listener = bind(address, Interface::Xds).await?;
         info!(address = %listener.address()?, "serving xDS");
-        let router = xds::router(published.clone(), Arc::clone(status), config.xds_max_names);
+        let router = xds::router(published.clone(), Arc::clone(&status), config.xds_max_names);
         tasks.spawn(listener.serve(guarded(router, token), None));
     }
     if let Some(address) = config.dns.0 {
         let sockets = listen::bind_with(address, &logged, dns::Sockets::bind).await;
         let sockets = sockets.with_context(|| refused("dns", address))?;
         info!(address = %sockets.address()?, zone = %config.zone, "serving DNS");
-        let (zone, published, status) = (config.zone.clone(), published.clone(), Arc::clone(status));
+        let (zone, published) = (config.zone.clone(), published.clone());
         tasks.spawn(async move {
-            if let Err(error) = dns::serve(sockets, zone, &allowed, published, status).await {
+            if let Err(error) = dns::serve(sockets, zone, &allowed, published, status, limits.dns).await {
                 warn!(see = pages::url(pages::FEED_FAILURES), %error, "the DNS server has ended: the feed ends, and the kubelet restarts its container");
             }
         });
@@ -157,7 +158,8 @@ fn guarded(router: Router, token: Option<Token>) -> Router {
     }
 }
 
-/// Reads the TLS files at the start and every 30 seconds, so that the feed uses renewed certificates.
+/// Reads the TLS files at the start and then every 30 seconds ([`RELOAD`]), so that the feed uses renewed certificates
+/// without a restart.
 fn follow_tls(files: TlsFiles, tasks: &mut JoinSet<()>) -> Result<watch::Receiver<Arc<ServerConfig>>, AccessError> {
     let (sender, receiver) = watch::channel(files.load()?);
     tasks.spawn(async move {

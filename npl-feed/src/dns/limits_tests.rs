@@ -9,11 +9,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::tcp::MOST_CONNECTIONS;
 use super::{
     tests::{HTTP, PATIENCE, by_tcp, by_udp, many, query, server_for},
     *,
 };
+use crate::connection_limits::ConnectionLimits;
 
 fn refused(status: &Status, reason: &str, count: usize) -> bool {
     let line = format!("npl_feed_refused_connections_total{{interface=\"dns\",reason=\"{reason}\"}} {count}\n");
@@ -49,7 +49,7 @@ async fn incomplete_queries_on_many_connections_do_not_exclude_other_clients() {
     let status = Arc::<Status>::default();
     let (address, _publisher, task) = server_for(&[], Arc::clone(&status), Some(many(1))).await;
     let mut open = Vec::new();
-    for _ in 0..MOST_CONNECTIONS {
+    for _ in 0..ConnectionLimits::LARGEST.dns {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(&[0x0f, 0xff, 0]).await.unwrap();
         open.push(stream);
@@ -100,8 +100,8 @@ async fn malformed_queries_by_tcp_end_at_most_their_connection() {
     let cut = &good[..good.len() - 3];
     let answer = Message::from_vec(&by_tcp(address, cut).await).unwrap();
     assert_eq!(answer.metadata.response_code, ResponseCode::FormErr);
-    // Malformed messages: a query that is shorter than a DNS header, an empty query, and a length above that of any
-    // valid query.
+    // Malformed messages: a query that is shorter than a DNS header, an empty query, and an announced length above the
+    // maximum length of a query.
     for bytes in [&[0, 3, 1, 2, 3][..], &[0, 0], &[0xff, 0xff]] {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(bytes).await.unwrap();

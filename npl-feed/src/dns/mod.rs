@@ -100,24 +100,26 @@ fn is_in_use(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
 }
 
-/// Answers DNS queries by UDP and TCP until the future is dropped.
+/// Answers DNS queries by UDP and TCP until the future is dropped. `most_connections` is the maximum number of TCP
+/// connections.
 ///
 /// # Errors
 ///
-/// Returns an error if a socket fails.
+/// Returns an error if the UDP server fails. A failed `accept` on the TCP socket is only logged.
 pub async fn serve(
     sockets: Sockets,
     zone: Name,
     allowed: &[IpNet],
     published: Published,
     status: Arc<Status>,
+    most_connections: usize,
 ) -> Result<(), NetError> {
     let handler = Handler { zone: Zone::new(&zone), allowed: allowed.into(), published, status };
     let mut udp = Server::new(handler.clone());
     udp.register_socket(sockets.udp);
     tokio::select! {
         ended = udp.block_until_done() => ended,
-        never = tcp::serve(sockets.tcp, handler) => never,
+        never = tcp::serve(sockets.tcp, handler, most_connections) => never,
     }
 }
 
@@ -204,9 +206,9 @@ impl RequestHandler for Handler {
 }
 
 /// Shortens an answer to the size that the client accepts. Returns whether the client has to repeat the query by TCP.
-/// Address records of the additional section that do not fit are omitted without the bit TC, because the client can
-/// query the addresses. If the SRV records do not fit, all SRV records are omitted, because a client would treat
-/// missing SRV records as removed members.
+/// If the address records of the additional section do not fit, all of them are omitted without the bit TC, because the
+/// client can query the addresses. If the SRV records do not fit, all SRV records are omitted, because a client would
+/// treat missing SRV records as removed members.
 fn fit(answer: &mut Answer, limit: usize) -> bool {
     const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
     let needed = HEADER_QUESTION_AND_OPT + zone::size(&answer.answers) + zone::size(&answer.authority);

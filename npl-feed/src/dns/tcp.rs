@@ -28,28 +28,22 @@ use crate::{
     status::ClientRefusal,
 };
 
-/// The maximum number of connections. For each connection, the feed keeps one answer of up to 64 KiB until the kernel's
-/// send buffer has room for it, so the answers of all connections take at most 16 MiB.
-pub(super) const MOST_CONNECTIONS: usize = 256;
-/// The maximum size of a query. A question with options of EDNS0 is much shorter.
+/// The maximum size of a query in bytes. A query with one question and EDNS0 options is much shorter.
 const LONGEST_QUERY: u16 = 4096;
 /// The time limit from one answer, or from the start of the connection, until the client has sent its next query and
 /// the answer to it is in the send buffer. A connection that exceeds the limit is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 
-/// Accepts connections until the future is dropped. If a new connection exceeds the limit, the feed closes the oldest
+/// Accepts connections until the future is dropped. If a new connection exceeds `limit`, the feed closes the oldest
 /// connection, so that idle connections do not exclude other clients. The client of the closed connection connects
 /// again if it has further queries.
-pub(super) async fn serve(listener: TcpListener, handler: Handler) -> ! {
-    let mut open = NewestConnections::new(MOST_CONNECTIONS);
+pub(super) async fn serve(listener: TcpListener, handler: Handler, limit: usize) -> ! {
+    let mut open = NewestConnections::new(limit);
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!(see = pages::url(pages::FEED_FAILURES), interface = INTERFACE, %error, "accept() failed for a connection; the feed continues to accept connections");
-                // If the process has no free file descriptor, idle connections may have taken them all, so the oldest
-                // connection is closed.
-                open.close_oldest(|()| true);
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -78,7 +72,7 @@ async fn connection(mut stream: TcpStream, peer: SocketAddr, handler: Handler) {
         match timeout(IDLE_CONNECTION, exchange(&mut stream, peer, &handler)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return debug!(%peer, %error, "a DNS connection ended"),
-            Err(_late) => return debug!(%peer, "an idle DNS connection was closed"),
+            Err(_late) => return debug!(%peer, "a DNS connection exceeded its time limit"),
         }
     }
 }

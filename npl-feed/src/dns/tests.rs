@@ -18,10 +18,13 @@ use tokio::{
 };
 
 use super::{zone::Section, *};
-use crate::core::{
-    model::{Change, Pod},
-    snapshot::Snapshot,
-    tests::{annotation, cluster, node, pod, snapshot},
+use crate::{
+    connection_limits::ConnectionLimits,
+    core::{
+        model::{Change, Pod},
+        snapshot::Snapshot,
+        tests::{annotation, cluster, node, pod, snapshot},
+    },
 };
 
 pub(super) const HTTP: &str = "_http._tcp.web.default.npl.internal.";
@@ -159,7 +162,9 @@ pub(super) async fn server_for(
     let address = sockets.address().unwrap();
     let (publisher, published) = watch::channel(snapshot.map(Arc::new));
     let task = tokio::spawn(async move {
-        serve(sockets, name("npl.internal."), &allowed, published, status).await.unwrap();
+        serve(sockets, name("npl.internal."), &allowed, published, status, ConnectionLimits::LARGEST.dns)
+            .await
+            .unwrap();
     });
     (address, publisher, task)
 }

@@ -33,7 +33,13 @@ use super::{
     *,
 };
 use crate::{
-    client_memory::ClientMemory, core::tests::snapshot, follow::Publisher, listen::Listener, panics, status::Interface,
+    client_memory::ClientMemory,
+    connection_limits::ConnectionLimits,
+    core::tests::snapshot,
+    follow::Publisher,
+    listen::{Listener, Shared},
+    panics,
+    status::Interface,
 };
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -58,9 +64,9 @@ impl Server {
     fn with_names(most_names: usize) -> Self {
         let status = Arc::<Status>::default();
         let address = "127.0.0.1:0".parse().unwrap();
-        let memory = ClientMemory::default();
-        let listener =
-            Listener::bind(address, Interface::Xds, Arc::default(), None, Arc::clone(&status), memory).unwrap();
+        let (memory, limits) = (ClientMemory::default(), ConnectionLimits::LARGEST);
+        let shared = Shared { allowed: Arc::default(), tls: None, status: Arc::clone(&status), memory, limits };
+        let listener = Listener::bind(address, Interface::Xds, shared).unwrap();
         let address = listener.address().unwrap();
         let (publisher, published) = watch::channel(Some(Arc::new(snapshot(pods()))));
         let task = tokio::spawn(listener.serve(router(published, Arc::clone(&status), most_names), None));
@@ -71,8 +77,8 @@ impl Server {
         Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
     }
 
-    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends it. Returns the trailers
-    /// of the answer, or `None` if the server has reset the stream.
+    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends it. Returns the
+    /// trailers of the answer, or `None` if the server has reset the stream.
     async fn call(&self, method: &str, body: Vec<u8>) -> Option<HeaderMap> {
         let request = http::Request::post(method).header("content-type", "application/grpc").header("te", "trailers");
         let request = request.body(tonic::body::Body::new(Body::from(body))).unwrap();
@@ -208,8 +214,8 @@ fn grpc(flag: u8, length: usize, message: &[u8]) -> Vec<u8> {
     [&[flag][..], &u32::try_from(length).unwrap().to_be_bytes(), message].concat()
 }
 
-/// The status of the stream that a malformed message ends is an error, with which a client logs the cause. With
-/// `grpc-status: 0`, the client would open the stream again and again without a log line.
+/// A malformed message ends its stream with an error status, so that the client logs the cause. With `grpc-status: 0`,
+/// the client would open the stream again and again without a log line.
 #[tokio::test]
 async fn a_malformed_message_ends_the_stream_with_an_error() {
     let server = Server::start();
@@ -267,7 +273,7 @@ async fn end_of<T>(mut responses: tonic::Streaming<T>) -> tonic::Status {
             }
         }
     };
-    timeout(PATIENCE, end).await.expect("the stream ends")
+    timeout(PATIENCE, end).await.expect("the stream has not ended")
 }
 
 #[tokio::test]

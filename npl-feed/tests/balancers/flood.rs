@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client floods the DNS interface of the program `npl-feed`. The feed's memory stays bounded, and the feed answers
-//! other clients.
+//! A client floods the DNS interface of the program `npl-feed`, or opens idle connections to all interfaces. The feed's
+//! memory stays bounded, and the feed answers other clients.
 
 use std::{
     io::Write as _,
@@ -10,9 +10,10 @@ use std::{
 use tokio::{net::TcpSocket, runtime::Runtime};
 
 use crate::{
+    api_server::{self, FEED},
     dns,
-    memory::{DNS, LIMIT, LargeCluster},
-    network,
+    memory::{DNS, LIMIT, LargeCluster, XDS},
+    network, slow,
 };
 
 /// The number of connections with incomplete queries that the client opens, more than the feed keeps open.
@@ -21,10 +22,14 @@ const CONNECTIONS: usize = 3000;
 const SILENT: usize = 400;
 /// The number of queries that the client sends by UDP. The client does not read the answers.
 const DATAGRAMS: usize = 100_000;
-/// The upper limit of the memory for all queries, answers and connections, in KiB.
+/// The upper limit of the memory that the feed needs for all queries, answers and connections of the flood, in KiB.
 const FLOOD_LIMIT: u64 = 24 * 1024;
 
 const WEB: &str = "_http._tcp.web-001.production.npl.internal.";
+
+/// The hard limit of open files of a feed, and the number of idle connections that the test opens to each interface of
+/// the feed. If the feed accepted all connections to one interface, they would take all file descriptors.
+const FEW_FILES: usize = 400;
 
 /// A query for the members of `WEB`.
 fn query() -> Vec<u8> {
@@ -75,8 +80,8 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
         let silent: Vec<TcpStream> = (0..SILENT)
             .map(|_| {
                 let mut stream = runtime.block_on(connect_with_small_window(DNS));
-                // An error is ignored: the feed stops reading queries while its answers are not read, and may close the
-                // connection.
+                // An error is ignored: the feed stops reading queries while the client does not read the answers, and
+                // may close the connection.
                 drop(stream.write_all(&queries));
                 stream
             })
@@ -92,5 +97,30 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
         cluster.wait_for_memory(LIMIT + FLOOD_LIMIT);
         drop((connections, silent));
         answered("+tcp");
+    });
+}
+
+/// The container runtime may set a hard limit of open files below the number of connections that the feed accepts by
+/// default. Idle connections to one interface must not exclude the clients of any interface, nor the kubelet's probes.
+#[test]
+fn idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients() {
+    let test = "flood::idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients";
+    network::inside(test, || {
+        npl_testkit::process::allow_open_files(4 * FEW_FILES as u64).unwrap();
+        let _cluster = LargeCluster::with_open_files(&format!("{FEW_FILES}:{FEW_FILES}"));
+        let mut idle = Vec::new();
+        for address in [XDS, FEED, DNS] {
+            idle.extend((0..FEW_FILES).map(|_| TcpStream::connect(address).unwrap()));
+            assert_eq!(api_server::get("/readyz").unwrap().0, 200, "after idle connections to {address}");
+            let answer = dns::ask_at(DNS, "dig", &format!("+tcp SRV {WEB}"));
+            assert_eq!(answer.answers.len(), 100, "{}", answer.text);
+            Runtime::new().unwrap().block_on(slow::expect_client_is_served());
+        }
+        let metrics = api_server::get("/metrics").unwrap().1;
+        for interface in ["http", "xds", "dns"] {
+            let refused =
+                format!("npl_feed_refused_connections_total{{interface=\"{interface}\",reason=\"connections\"}}");
+            assert!(metrics.contains(&refused), "{interface}: {metrics}");
+        }
     });
 }

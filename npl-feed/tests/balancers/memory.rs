@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures the memory and the processor time of the program `npl-feed` in a large cluster. A model of the API server
-//! sends the objects, because a real one would need minutes to store them.
+//! sends the objects, because a real API server would need minutes to store them.
 
 use std::{
     collections::BTreeMap,
@@ -130,7 +130,7 @@ fn process_with(argument: &Path) -> PathBuf {
         line.split(|byte| *byte == 0).any(|part| part == argument)
     };
     let folders = fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path()));
-    { folders }.find(is_same).expect("a process with the argument")
+    { folders }.find(is_same).expect("no process has the argument")
 }
 
 /// A field of the file `status` of a process or thread; memory in KiB.
@@ -161,7 +161,13 @@ pub(crate) struct LargeCluster {
 }
 
 impl LargeCluster {
+    /// Starts the feed with the soft limit of open files of container runtimes; the feed must raise the limit itself.
     pub(crate) fn start() -> Self {
+        Self::with_open_files("1024:")
+    }
+
+    /// Starts the feed with limits of open files, as prlimit reads them: `SOFT:HARD`.
+    pub(crate) fn with_open_files(limits: &str) -> Self {
         let runtime = Runtime::new().unwrap();
         let address: SocketAddr = API_SERVER.parse().unwrap();
         let listener = runtime.block_on(TcpListener::bind(address)).unwrap();
@@ -173,9 +179,8 @@ impl LargeCluster {
             "users": [{ "name": "u", "user": {} }],
             "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }] });
         fs::write(&kubeconfig, config.to_string()).unwrap();
-        // The soft limit of open files is that of container runtimes; the feed must raise the limit itself.
         let mut command = Command::new("prlimit");
-        command.arg("--nofile=1024:").arg(api_server::feed_program());
+        command.arg(format!("--nofile={limits}")).arg(api_server::feed_program());
         command.args(["--http", FEED, "--xds", XDS, "--dns", DNS]);
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");

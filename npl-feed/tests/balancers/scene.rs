@@ -22,6 +22,7 @@ use npl_agent::core::model::{
 };
 use npl_feed::{
     config::Config,
+    connection_limits::ConnectionLimits,
     core::model::{Change, NamedPort, Node, Pod, Service},
     follow, run,
     status::Status,
@@ -81,7 +82,7 @@ impl Feed {
         let status = Arc::new(Status::default());
         runtime.block_on(async {
             let mut tasks = JoinSet::new();
-            run::serve(&config, &published, &status, &mut tasks).await.unwrap();
+            run::serve(&config, ConnectionLimits::LARGEST, &published, &status, &mut tasks).await.unwrap();
             tasks.spawn(follow::run(changes, config.port_range, config.drain, Arc::clone(&status), publisher));
             tasks.detach_all();
         });
@@ -97,7 +98,8 @@ impl Feed {
         self.runtime.block_on(self.changes.send(change)).unwrap();
     }
 
-    /// Whether a client has accepted xDS resources. Fails if a client has rejected one.
+    /// Whether a client has accepted xDS resources. Panics if a client has rejected a resource or has requested an
+    /// unknown type.
     pub(crate) fn has_accepted_resources(&self) -> bool {
         let metrics = self.status.encode().unwrap();
         let count = |event: &str| {
@@ -162,8 +164,8 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Crashes a Pod, which is not drained: first it resets connections, then no process listens. The load balancer has
-    /// to repeat requests at another Pod until the crashed Pod is not ready.
+    /// Crashes a Pod without a drain: first, the Pod's server resets connections; then no process listens at the Pod's
+    /// address. The load balancer has to repeat requests at another Pod until the crashed Pod is not ready.
     pub(crate) fn lose_a_pod(&mut self) {
         let lost = self.of_web().remove(0);
         self.backends.crash(&lost);
@@ -194,7 +196,7 @@ impl Scene {
         self.wait_for_all();
     }
 
-    /// Checks that no request failed, and that no Pod of another Service answered one.
+    /// Checks that no request failed, and that no Pod of another Service answered a request.
     pub(crate) fn finish(mut self) {
         // Envoy acknowledges each valid xDS resource; the other load balancers do not use xDS.
         let feed = self.feeds[0].as_ref().unwrap();
@@ -206,7 +208,7 @@ impl Scene {
         println!("{}: {} requests, {} lost, {} Pods", self.name, seen.requests, seen.lost.len(), seen.answers.len());
         assert!(seen.lost.is_empty(), "{} of {} lost: {:#?}", seen.lost.len(), seen.requests, seen.lost);
         let others: Vec<_> = seen.answers.keys().filter(|pod| !pod.starts_with("web-")).collect();
-        assert!(others.is_empty(), "answered by {others:?}");
+        assert!(others.is_empty(), "Pods of other Services answered: {others:?}");
     }
 
     fn of_web(&self) -> Vec<String> {
@@ -243,7 +245,7 @@ impl Scene {
         }
     }
 
-    /// Deletes Pods. As with a `preStop` sleep, they stop only after the load balancer has stopped using them.
+    /// Deletes Pods. As with a `preStop` sleep, the Pods stop only after the load balancer has stopped using them.
     fn drain_and_end(&mut self, names: &[String]) {
         let started = Instant::now();
         for name in names {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Parser as _;
-use npl_feed::{config::Config, run, status::Status};
+use npl_feed::{config::Config, connection_limits::ConnectionLimits, run, status::Status};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{network, scene};
@@ -75,7 +75,15 @@ fn only_clients_with_a_certificate_of_the_ca_are_answered() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (_publisher, published) = watch::channel(None);
         let mut tasks = JoinSet::new();
-        runtime.block_on(run::serve(&config, &published, &Arc::new(Status::default()), &mut tasks)).unwrap();
+        runtime
+            .block_on(run::serve(
+                &config,
+                ConnectionLimits::LARGEST,
+                &published,
+                &Arc::new(Status::default()),
+                &mut tasks,
+            ))
+            .unwrap();
         for port in [8443, 8444] {
             let url = format!("https://127.0.0.1:{port}/healthz");
             let answer = curl(
@@ -92,6 +100,6 @@ fn only_clients_with_a_certificate_of_the_ca_are_answered() {
                 assert!(!answer.status.success(), "{refused:?} was answered");
             }
         }
-        assert!(!curl(&folder, "http://127.0.0.1:8443/healthz").status.success(), "without TLS");
+        assert!(!curl(&folder, "http://127.0.0.1:8443/healthz").status.success(), "a client without TLS was answered");
     });
 }
