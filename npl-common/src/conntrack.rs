@@ -49,7 +49,8 @@
 //! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
 //!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
-//!   acknowledgement number: [`is_near_acknowledgement`].
+//!   acknowledgement number, and the equivalent SCTP chunk only if its packet has the verification tag of the
+//!   association: [`is_proven_by`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
@@ -336,11 +337,36 @@ pub const CLOSING_WINDOW: u32 = 1 << 19;
 /// RST.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
+const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
     is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
 }
 
-/// Whether two sequence numbers are at most `window` apart, modulo 2^32.
+/// The number of a client's segment that the flow table's entry records when the segment establishes the flow
+/// ([`crate::flow::FlowState::pod_acknowledgement`]): the sequence number in TCP, and the verification tag in SCTP.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+pub const fn recorded_number(protocol: u8, segment: Segment) -> u32 {
+    match protocol {
+        protocol::TCP => segment.sequence(),
+        protocol::SCTP => segment.acknowledgement(),
+        _ => 0,
+    }
+}
+
+/// Whether a client's segment is proven to belong to the established flow whose entry has the number `recorded`. After
+/// the INIT, all packets of an SCTP client have the same verification tag, except an ABORT or SHUTDOWN COMPLETE with
+/// the T bit. Earlier builds recorded 0 for SCTP, so every tag matches an entry with the number 0.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+pub const fn is_proven_by(recorded: u32, protocol: u8, segment: Segment) -> bool {
+    match protocol {
+        protocol::TCP => is_near_acknowledgement(segment.sequence(), recorded),
+        protocol::SCTP => recorded == 0 || segment.acknowledgement() == recorded,
+        _ => true,
+    }
+}
+
+/// Whether `a` is less than `window` ahead of `b`, or at most `window` behind `b`, modulo 2^32.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_near(a: u32, b: u32, window: u32) -> bool {
@@ -729,6 +755,18 @@ mod tests {
     }
 
     #[test]
+    fn an_sctp_packet_is_proven_by_the_recorded_tag_only() {
+        let packet = |tag| Segment::new(0, tag, RST);
+        let recorded = recorded_number(SCTP, packet(0x1234_5678));
+        for (tag, is_proven) in [(0x1234_5678, true), (0x1234_5679, false), (0, false)] {
+            assert_eq!(is_proven_by(recorded, SCTP, packet(tag)), is_proven, "{tag:#x}");
+        }
+        assert!(is_proven_by(0, SCTP, packet(1)), "an entry of an earlier build has no tag");
+        assert!(!is_proven_by(recorded_number(TCP, Segment::new(1 << 20, 0, ACK)), TCP, packet(0)));
+        assert_eq!(recorded_number(UDP, Segment::DATAGRAM), 0);
+    }
+
+    #[test]
     fn an_absent_or_refused_entry_never_times_out() {
         for phase in [Phase::ABSENT, Phase::REFUSED] {
             let silence = Event::Silence { ns: u64::MAX, protocol: TCP, is_crowded: true };
@@ -891,8 +929,9 @@ mod tests {
             }
         }
 
-        /// [`Numbers::admit`] accepts a Pod's segment exactly if each of its two numbers is within [`Numbers::WINDOW`]
-        /// of the other number of the client's segment.
+        /// [`Numbers::admit`] accepts a Pod's segment exactly if its sequence number is within [`Numbers::WINDOW`] of
+        /// the client's acknowledgement number, and its acknowledgement number within [`Numbers::WINDOW`] of the
+        /// client's sequence number.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

@@ -9,8 +9,8 @@
 
 use npl_common::{
     conntrack::{
-        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
-        mid_stream_key, reply_key, step,
+        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_proven_by, mid_stream_key,
+        reply_key, step,
     },
     flow::FlowState,
     half_open,
@@ -59,7 +59,7 @@ pub enum Transition {
     Unchanged,
     New,
     Established,
-    /// The packet belongs to a host connection, which the Node itself opened or masqueraded.
+    /// The packet belongs to a host connection: see [`super::host_connection`].
     HostConnection,
 }
 
@@ -256,9 +256,10 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet for which the half-open cache has no entry with the packet's NAT address. Applies the
-    /// packet to the flow's entry in the flow table. If the flow table has no entry, the packet counts as a packet of a
-    /// host connection or as the first packet of a new flow.
+    /// Tracks a client's packet that [`Self::track_request`] cannot track by the half-open cache alone: for example,
+    /// because the cache has no entry of the flow or an entry with another NAT address, or because the packet may end
+    /// an established connection. Applies the packet to the flow's entry in the flow table. If the flow table has no
+    /// entry, the packet counts as a packet of a host connection or as the first packet of a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -458,8 +459,7 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
-        let is_proven = self.protocol != protocol::TCP
-            || is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
+        let is_proven = is_proven_by(field!(state, pod_acknowledgement).load(), self.protocol, segment);
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
@@ -475,8 +475,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// The entry of the handshake that a Pod's packet accepts or rejects, looked up by the packet's acknowledgement
-    /// number.
+    /// The half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the packet's
+    /// acknowledgement number, or the entry of a flow that is half-open without a handshake.
     ///
     /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
     /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
@@ -558,7 +558,7 @@ impl<'k, F: Family> Flow<'k, F> {
 /// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the sequence and acknowledgement
 /// numbers of a segment of the Pod, by which handshakes are looked up.
 ///
-/// The function is not inlined, because its caller has no free stack space.
+/// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
