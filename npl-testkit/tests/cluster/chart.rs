@@ -2,12 +2,14 @@
 //! Tests an installation by Helm from install to uninstall, with the commands of README.md and docs/install.md.
 
 use std::fs;
+use std::time::Instant;
 
 use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 use npl_testkit::{helm, tools};
 
 use crate::load::{self, Under};
+use crate::newcomer;
 use crate::traffic::PORTS;
 use crate::uninstall;
 use crate::world::{AGENT_NAMESPACE, LIMIT, NAMESPACE, World};
@@ -43,9 +45,30 @@ pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     poll::until("the objects of the release to be deleted", LIMIT, gone).unwrap();
 }
 
-/// The commands of the section "Install" in README.md must result in a working installation.
-pub(crate) fn the_install_commands_of_the_readme_work(world: &mut World) {
-    let text = fs::read_to_string(tools::repository_file("README.md")).unwrap();
+/// The commands of README.md install NPL, show the traffic of a Service and the translation of a packet, and remove NPL.
+/// Only the placeholders of these commands are replaced.
+pub(crate) fn the_commands_of_the_readme_work_from_install_to_uninstall(world: &mut World) {
+    let started = Instant::now();
+    install(world);
+    newcomer::watch_traffic_and_trace_a_packet(world);
+    let shop = world.wait_for_shop(4);
+    let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
+    let uninstall = "helm uninstall npl --namespace npl-system";
+    assert!(readme().contains(&format!("`{uninstall}`")), "README.md does not have `{uninstall}`");
+    execute(world, uninstall, &["--wait", timeout_option()]);
+    uninstall::assert_removed(world, &shop, entries);
+    println!("from `helm install` to the end of `helm uninstall`: {:.0?}", started.elapsed());
+    // NPL is installed again, because the next tests uninstall running agents.
+    install(world);
+}
+
+fn readme() -> String {
+    fs::read_to_string(tools::repository_file("README.md")).unwrap()
+}
+
+/// Runs the commands of the section "Install" in README.md, which must result in a working installation.
+fn install(world: &World) {
+    let text = readme();
     let section = text.split_once("\n## Install\n").unwrap().1.split_once("\n## ").unwrap().0;
     let block = section.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0;
     let commands: Vec<&str> = block

@@ -20,6 +20,7 @@ mod machine;
 mod moves;
 mod network;
 mod network_policy;
+mod newcomer;
 mod node_pod;
 mod offload;
 mod path_test;
@@ -39,7 +40,7 @@ use npl_testkit::real_cluster::{Cni, KubeProxy};
 use crate::harness::{ClusterTest, Suite};
 use crate::network::Network;
 
-/// The tests in execution order on one cluster, followed by [`UNINSTALL`].
+/// The tests on the default network and on each network that `--network` names, in execution order.
 const TESTS: &[ClusterTest] = &[
     ClusterTest::new("the_host_is_not_modified", machine::the_host_is_not_modified),
     ClusterTest::new("the_agent_is_ready_on_every_node", agent::the_agent_is_ready_on_every_node),
@@ -111,14 +112,14 @@ const TESTS: &[ClusterTest] = &[
         "a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected",
         side_by_side::a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected,
     ),
-    // This test runs last, because its two hundred Pods are not deleted.
+    // This test is the last of the list, because its two hundred Pods are not deleted.
     ClusterTest::new(
         "two_hundred_pods_at_once_are_published_before_they_are_ready",
         publication::two_hundred_pods_at_once_are_published_before_they_are_ready,
     ),
 ];
 
-/// The tests whose results depend on the network, for clusters with networks other than the default ones.
+/// The tests whose results depend on the network. A run without `--network` repeats them on a second network.
 const NETWORK_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "every_client_is_answered_by_the_pod_of_the_node_port",
@@ -131,7 +132,7 @@ const NETWORK_TESTS: &[ClusterTest] = &[
     .except_on(Cni::bypasses_forward_rules),
 ];
 
-/// Tests with `--forwarding offload`, which the first one enables.
+/// Tests with `--forwarding offload`, which the first test of the list enables.
 const OFFLOAD_TESTS: &[ClusterTest] = &[
     ClusterTest::new("agents_are_switched_to_offload_under_load", offload::agents_are_switched_to_offload_under_load),
     ClusterTest::new(
@@ -198,7 +199,10 @@ const CHART: &[ClusterTest] = &[
         chart::a_release_is_installed_upgraded_and_rolled_back_under_load,
     ),
     ClusterTest::new("helm_uninstall_retires_every_node", chart::helm_uninstall_retires_every_node),
-    ClusterTest::new("the_install_commands_of_the_readme_work", chart::the_install_commands_of_the_readme_work),
+    ClusterTest::new(
+        "the_commands_of_the_readme_work_from_install_to_uninstall",
+        chart::the_commands_of_the_readme_work_from_install_to_uninstall,
+    ),
 ];
 
 /// The last tests, because they uninstall the agent.

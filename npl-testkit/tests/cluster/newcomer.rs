@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Runs the commands of README.md that need more than a command line: `top`, which draws on a terminal, and `trace`,
+//! which waits for packets.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::process::{Child, Stdio};
+
+use npl_testkit::cluster::Entry;
+use npl_testkit::{poll, tools};
+
+use crate::agent;
+use crate::clients::{self, Client};
+use crate::traffic::PORTS;
+use crate::world::{LIMIT, World};
+
+const TOP: &str = "kubectl --namespace npl-system exec -it daemonset/npl-agent -- /npl-agent top";
+const TRACE: &str =
+    "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent trace --node-port 61000 --count 2";
+
+/// A client outside of the cluster sends requests to a mapping. `top` must show the Pod, and `trace` the translation of
+/// the request and of the reply.
+pub(crate) fn watch_traffic_and_trace_a_packet(world: &World) {
+    let (name, pod) = world.wait_for_shop(4).pop_first().unwrap();
+    let entry = world.entries(&name, PORTS).remove(0);
+    let agent = format!("pod/{}", agent::on(world, &pod.node).name);
+    let client = clients::outside(world);
+    let screen = until_shown(world, TOP, &agent, &entry, (&client, &name), |shown| shown.contains(&name));
+    println!("top shows {name}: {} bytes", screen.len());
+    let lines = until_shown(world, TRACE, &agent, &entry, (&client, &name), |shown| {
+        shown.matches("translated as").count() == 2
+    });
+    assert!(lines.contains(&format!(":{}", entry.node_port)), "{lines}");
+}
+
+/// Runs a command of README.md on a terminal, in the agent's Pod and for the node port of the entry, and sends requests
+/// until its output is as expected. Returns the output.
+fn until_shown(
+    world: &World,
+    command: &str,
+    agent: &str,
+    entry: &Entry,
+    (client, pod): (&Client, &str),
+    is_expected: impl Fn(&str) -> bool,
+) -> String {
+    let readme = fs::read_to_string(tools::repository_file("README.md")).unwrap();
+    assert!(readme.contains(command), "README.md does not have `{command}`");
+    let line = command.replace("daemonset/npl-agent", agent).replace("61000", &entry.node_port.to_string());
+    let path = world.cluster.run().file("terminal");
+    let mut terminal = start(world, &line, &path);
+    let shown = || {
+        let answer = client.ask(entry.protocol, entry.address()).unwrap();
+        assert_eq!(answer.pod, pod);
+        let shown = String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+        is_expected(&shown).then_some(shown)
+    };
+    let (shown, _) = poll::until(&format!("the output of `{line}`"), LIMIT, shown).unwrap();
+    // `top` ends when the user presses q; `trace` has ended already, so the write may fail.
+    drop(terminal.stdin.take().unwrap().write_all(b"q"));
+    let ended = || terminal.try_wait().unwrap();
+    let (status, _) = poll::until(&format!("the end of `{line}`"), LIMIT, ended).unwrap();
+    assert!(status.success(), "{line}: {status}: {shown}");
+    shown
+}
+
+/// Starts a command on a terminal of `script`, whose output goes to a file.
+fn start(world: &World, line: &str, output: &std::path::Path) -> Child {
+    let mut command = world.cluster.cluster().command("script").unwrap();
+    command.args(["--quiet", "--flush", "--return", "--command", &format!("stty cols 120 rows 40; {line}")]);
+    command.arg("/dev/null").stdin(Stdio::piped()).stdout(File::create(output).unwrap()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
