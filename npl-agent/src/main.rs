@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs the program as the kubectl plugin `kubectl npl`.
+/// Runs the program as the kubectl plug-in `kubectl npl`.
 fn run_plugin() -> ExitCode {
     let outcome = match KubectlCli::try_parse() {
         Ok(cli) => cli::kubectl::run(&cli),

@@ -184,7 +184,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Node addresses by the index that half-open entries and fragment records contain; all zero if the \
                   index is free.",
         written_by: AGENT,
-        when_full: "as `npl_addr2idx_v4`",
+        when_full: "as when `npl_addr2idx_v4` is full",
     },
     Map {
         names: &[MAP_MAPPING_V4, MAP_MAPPING_V6],
@@ -216,7 +216,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Endpoints: Pod address, port and protocol of each mapping; only packets from endpoints can be \
                   replies.",
         written_by: AGENT,
-        when_full: "as `npl_mapping_v4`",
+        when_full: "as when `npl_mapping_v4` is full",
     },
     Map {
         names: &[MAP_FLOW_V4, MAP_FLOW_V6],

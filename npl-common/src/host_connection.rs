@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
-//! port range, and connections to node ports that rules of other software have accepted. When the kernel masquerades a connection, it may choose any source port, even a port that a socket or a
-//! mapping uses. NPL does not translate packets that answer a host connection.
+//! port range, and connections to node ports that rules of other software have accepted. When the kernel masquerades a
+//! connection, the kernel may choose any source port, even a port that a socket or a mapping uses. NPL does not
+//! translate packets of a host connection's remote host.
 //!
 //! The entry of a host connection is one 64-bit word in a slot of an array, as in [`crate::half_open`]. Each connection
 //! has two candidate slots, so that two connections with the same first slot can both have an entry. The fields of an
@@ -20,9 +21,9 @@ use crate::mapping::protocol;
 /// Number of slots for host connections per IP family, a power of two. The slots of a family take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of the entry of a UDP host connection, in units of 1.07 s ([`crate::fragment::time`]): 28 s to 29 s after the
-/// last packet that left the Node. Kernel conntrack removes its entry 30 s after the last packet of either direction
-/// (`nf_conntrack_udp_timeout`). The entries of TCP and SCTP host connections do not expire.
+/// Lifetime of the entry of a UDP host connection, in units of 1.07 s ([`crate::fragment::time`]): 28 s to 29 s after
+/// the last packet that left the Node. Kernel conntrack removes its entry 30 s after the last packet of either
+/// direction (`nf_conntrack_udp_timeout`). The entries of TCP and SCTP host connections do not expire.
 pub const LIFETIME: u64 = 26;
 
 /// Like [`LIFETIME`], but for a stream: 118 s to 119 s. Kernel conntrack removes the entry of a stream after 120 s
@@ -62,8 +63,8 @@ pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
     entry(hash, if lasted < STREAM { lasted } else { STREAM }, time)
 }
 
-/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry: if the
-/// host no longer translates the connection, the remote host could otherwise never reach a Pod by the same port.
+/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry: if
+/// the host no longer translates the connection, the remote host could otherwise never reach a Pod by the same port.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn answered(word: u64, time: u64) -> u64 {
@@ -72,8 +73,8 @@ pub const fn answered(word: u64, time: u64) -> u64 {
 
 /// Returns the entry of a host connection whose entry in kernel conntrack is removed after `remaining` units of
 /// [`crate::fragment::time`] without a packet. The returned entry expires one unit earlier, and never later than a new
-/// entry would. A flow that is no stream may have begun up to 2 s before its last packet, so its next packet makes it a
-/// stream, unless the packet follows at once.
+/// entry would. A flow that is not yet a stream may have lasted for up to 2 s, so the returned entry has the longest
+/// duration below that of a stream: the flow's next packet makes the flow a stream, unless the packet follows at once.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let duration = if is_stream { STREAM } else { STREAM - 1 };
     let age = lifetime(duration).saturating_sub(remaining.saturating_sub(1));
@@ -103,7 +104,7 @@ pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
-/// The time for which the entry of a UDP host connection stays valid.
+/// The time for which the entry of a UDP host connection stays valid, in units of [`crate::fragment::time`].
 pub const fn remaining(word: u64, time: u64) -> u64 {
     lifetime(duration(word)).saturating_sub(age(word, time))
 }
@@ -115,7 +116,8 @@ const fn lifetime(duration: u64) -> u64 {
 }
 
 /// The time since an entry was written. For an empty slot, the result is larger than the age of any entry. Another
-/// processor may have written the entry after this one has read the time, so an entry of the next unit has the age 0.
+/// processor may have written the entry after this processor has read the time, so an entry whose time is one unit
+/// later than `time` has the age 0.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
@@ -132,7 +134,7 @@ const fn duration(word: u64) -> u64 {
     (word & DURATION_MASK) >> DURATION_SHIFT
 }
 
-/// A copy of an entry whose time is earlier by `units`. Tests thereby let an entry expire.
+/// A copy of an entry whose time is earlier by `units`. Tests use such a copy to let an entry expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     word & !TIME_MASK | word.wrapping_sub(units) & TIME_MASK
 }

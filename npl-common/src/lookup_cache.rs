@@ -27,7 +27,7 @@ map_type! {
     pub struct CachedMappingV4: 32, align 8 {
         /// Copy of the mapping's value in `npl_mapping_v4` or `npl_mapping_v6`.
         pub backend: BackendV4,
-        /// Copy of the Pod's next hop. The device index is 0 if there is no next hop, see [`no_next_hop`].
+        /// Copy of the Pod's next hop. The device index is 0 if there is no next hop.
         pub next_hop: PodNextHop,
         /// Checksum over the copy, its key and the epoch ([`checksum`]); with any other value, the copy is invalid.
         pub checksum: u64,

@@ -65,8 +65,7 @@ pub const MAP_FRAGMENT_BUFFER: &str = "npl_early_frags";
 /// SCTP reassembly buffer, for first fragments that wait for the last fragment: array of
 /// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
-/// IPv4 host connections, which the Node opened or masqueraded with a source port in the node port range: array of
-/// `u64`, see [`crate::host_connection`].
+/// IPv4 host connections: array of `u64`, see [`crate::host_connection`].
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// Like [`MAP_HOST_CONNECTION_V4`], for IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
@@ -270,8 +269,8 @@ pub const RELEASE_HOOK: &str = "sock_release";
 pub struct SocketProgram {
     /// The program's name in the kernel object file and in the kernel.
     pub name: &'static str,
-    /// The hook's name in the names of ELF sections, such as `connect4` in `cgroup/connect4`, and in the names of the
-    /// links' pins.
+    /// The hook's name, such as `connect4`. The name is a part of the name of the program's ELF section
+    /// (`cgroup/connect4`) and of the name of the link's pin.
     pub hook: &'static str,
 }
 

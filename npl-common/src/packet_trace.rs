@@ -69,9 +69,10 @@ map_type! {
 }
 
 map_type! {
-    /// The filter of packet tracing. A packet is recorded if it has the protocol `protocol`, and if, of its addresses
-    /// with ports (source and destination, before and after translation), one matches `client` and one matches an
-    /// element of `endpoints`. Every ICMP error is recorded.
+    /// The filter of packet tracing. A packet has up to four addresses with ports: source and destination, before and
+    /// after translation. The packet is recorded if one of them matches `client`, one matches an element of
+    /// `endpoints`, and the packet has the protocol `protocol` or no readable transport header. Every ICMP error is
+    /// recorded.
     pub struct TraceFilter: 456, align 8 {
         /// `CLOCK_MONOTONIC` time in nanoseconds at which tracing ends, unless `npl-agent trace` sets a later time; 0
         /// if tracing is off.

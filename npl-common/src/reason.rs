@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The reasons under which the programs count packets: packets to the node port range or from a mapped Pod port that
-//! are dropped or passed unchanged, and packets that are translated in spite of a tuple conflict or a rejected
-//! conntrack entry.
+//! The reasons under which the programs count packets: packets that are dropped or passed unchanged although they may
+//! belong to a mapping, to its replies or to ICMP errors about them, and packets that are translated in spite of a
+//! tuple conflict or a rejected conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
@@ -61,8 +61,9 @@ reasons! {
     /// The mapping's allow-list does not contain the source of the packet, or the client in the packet that an ICMP
     /// error quotes; the packet is dropped.
     SourceRefused = 9, "source_refused";
-    /// The packet belongs to a connection that the Node opened or masquerades with a source port of the range; the
-    /// packet is passed to the host unchanged.
+    /// The packet belongs to a connection that the Node opened or masquerades with a source port of the range, or to a
+    /// connection to a node port that rules of other software have accepted; the packet is passed to the host
+    /// unchanged.
     HostConnection = 10, "host_connection";
     /// The packet's destination is a node address, and the packet has more than six IPv6 extension headers, one that is
     /// cut off, or a routing header with segments left; the packet is passed to the host unchanged.

@@ -53,7 +53,8 @@ map_type! {
     /// client, the client's own address and port, so that the socket's answers to the client are not translated. In the
     /// entry with port 0, the Pod to which the socket last connected or sent.
     pub struct SocketRnatV4: 8, align 4 {
-        /// A node address, a loopback address, or the last Pod's address; network order.
+        /// A node address, a loopback address, the masqueraded client's address, or the last Pod's address; network
+        /// order.
         pub node_addr: [u8; 4],
         /// In host byte order.
         pub node_port: u16,

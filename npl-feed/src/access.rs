@@ -140,7 +140,8 @@ impl TlsFiles {
     ///
     /// # Errors
     ///
-    /// Returns an error if a file cannot be read, or if the certificate and the key do not match.
+    /// Returns an error if a file cannot be read, if rustls rejects the CA certificates, or if the certificate and the
+    /// key do not match.
     pub fn load(&self) -> Result<Arc<ServerConfig>, AccessError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))

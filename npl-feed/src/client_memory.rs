@@ -17,9 +17,11 @@ use tokio::{sync::Notify, time::Instant};
 use crate::status::{ClientRefusal, Interface, Status};
 
 /// The maximum number of bytes of unread answers and incomplete requests, over all clients. Bytes that several answers
-/// share count once. If the newest answer alone is larger, the limit is [`ANSWERS_WITHIN_LIMIT`] answers of its size.
+/// share count once. If the newest answer or request alone is larger than this number, the limit is
+/// [`ANSWERS_WITHIN_LIMIT`] times its size.
 pub(crate) const LIMIT: usize = 24 * 1024 * 1024;
-/// The number of answers larger than [`LIMIT`] that are in memory at the same time.
+/// The factor by which the limit exceeds the size of the newest answer or request, if that size alone exceeds
+/// [`LIMIT`].
 const ANSWERS_WITHIN_LIMIT: usize = 4;
 /// The receive window of an HTTP/2 connection in bytes, the smallest value that HTTP/2 permits. While an xDS stream
 /// waits for its client to read, the client can fill the window.
@@ -117,8 +119,9 @@ impl Table {
         }
     }
 
-    /// If the limit is exceeded, closes connections until the remaining bytes leave an eighth of the limit free, so that
-    /// few answers and requests exceed the limit. `newest` is the length of the answer or request that was just added.
+    /// If the limit is exceeded, closes connections until an eighth of the limit is free, so that only few of the next
+    /// answers and requests exceed the limit again. `newest` is the length of the answer or request that was just
+    /// added.
     fn enforce(&mut self, newest: usize) {
         let limit = if newest > LIMIT { newest.saturating_mul(ANSWERS_WITHIN_LIMIT) } else { LIMIT };
         if self.bytes <= limit {
@@ -138,10 +141,10 @@ impl Table {
     }
 
     /// Returns the cost and the reservations of each connection, in the order in which connections are closed. The cost
-    /// is the product of the bytes that no other reservation shares and the square of the time since the reservation.
-    /// The connection with the largest cost is first; so clients that read soon are not closed because of clients that
-    /// do not, and clients with a small answer not because of clients with large ones. Of equal connections, the one with
-    /// the oldest reservation is first.
+    /// of a reservation is the product of the bytes that no other reservation shares and the square of the time since
+    /// the reservation; the cost of a connection is the sum over its reservations. The connection with the largest cost
+    /// is first. Clients that do not read large answers therefore lose their connections before clients that read soon
+    /// or have small answers. Of connections with the same cost, the one with the oldest reservation is first.
     fn ranking(&self) -> Vec<(u128, Vec<u64>)> {
         let now = Instant::now();
         let mut by_connection: HashMap<u64, (u128, Vec<u64>)> = HashMap::new();
@@ -167,7 +170,7 @@ struct Client {
     interface: Interface,
     status: Arc<Status>,
     closed: Notify,
-    /// Each open xDS stream has a clone.
+    /// Each open xDS stream has a clone of this value, so the number of clones shows whether a stream is open.
     streams: Stream,
 }
 
@@ -178,7 +181,8 @@ impl Client {
     }
 }
 
-/// The connection of a client. The feed closes the connection when the client keeps too much memory occupied.
+/// The connection of a client. The feed closes the connection if the client keeps memory occupied that the feed needs
+/// for other clients.
 #[derive(Clone)]
 pub(crate) struct Connection {
     memory: ClientMemory,
@@ -209,8 +213,8 @@ impl Connection {
         Arc::strong_count(&self.client.streams) > 1
     }
 
-    /// Registers an answer until the client has read it. Returns the parts of the answer; the answer counts as read when
-    /// all returned parts are dropped.
+    /// Registers an answer as unread. Returns the parts of the answer; the answer counts as read when all returned
+    /// parts are dropped.
     pub(crate) fn answer(&self, parts: Vec<Part>) -> Vec<Bytes> {
         let mut contents = BTreeMap::new();
         let mut own = 0;
@@ -232,8 +236,8 @@ impl Connection {
         parts.into_iter().map(read).collect()
     }
 
-    /// Registers the receive window of a connection whose client the feed waits for, until the returned value is
-    /// dropped.
+    /// Registers the memory of the connection's receive window, which the client can fill while an xDS stream waits for
+    /// the client to read. The registration ends when the returned value is dropped.
     pub(crate) fn window(&self) -> Reservation {
         self.reserve(BTreeMap::new(), WINDOW as usize)
     }
@@ -290,7 +294,7 @@ pub(crate) struct Reservation {
 impl Reservation {
     fn resize(&self, length: usize) {
         let mut table = self.memory.table();
-        // The content is absent if the connection has been closed.
+        // The content is absent if the feed has closed the connection to free memory.
         if let Some(before) =
             table.contents.get_mut(&Content::Own(self.number)).map(|size| mem::replace(&mut size.length, length))
         {
@@ -353,7 +357,8 @@ mod tests {
         let first = one.answer(vec![own(10), shared.clone()]);
         let second = other.answer(vec![shared.clone(), shared]);
         assert_eq!(memory.bytes(), MIB + 10 + 4 * PART);
-        // Slices of a part, such as those that HTTP/2 has not sent yet, keep the answer.
+        // The answer counts as unread while a slice of one of its parts exists, such as bytes that HTTP/2 has not sent
+        // yet.
         let slice = first[1].slice(5..6);
         drop(first);
         assert_eq!(memory.bytes(), MIB + 10 + 4 * PART);
@@ -381,8 +386,9 @@ mod tests {
         assert_eq!(memory.bytes(), 0);
     }
 
-    /// A hostile client can always have the newest answers. Its own earlier answers are closed for them, because they
-    /// are larger than those of clients that read slowly.
+    /// A hostile client can always have the newest answers. To make room for these answers, the feed closes connections
+    /// with the hostile client's own earlier answers, because these are larger than the answers to clients that read
+    /// slowly.
     #[tokio::test(start_paused = true)]
     async fn a_client_with_large_answers_does_not_displace_clients_with_small_ones() {
         let memory = ClientMemory::default();

@@ -85,14 +85,14 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
 fn log(refusal: &Refusal) {
     let Refusal { pod, left_out } = refusal;
     if left_out.is_empty() {
-        info!(%pod, "the feed leaves out no entry of this Pod any more");
+        info!(%pod, "the feed no longer leaves out entries of this Pod");
         return;
     }
     let reasons: Vec<String> = left_out.iter().map(|(reason, count)| format!("{reason}={count}")).collect();
     warn!(
         see = pages::url(pages::FEED_SECURITY), %pod, reasons = reasons.join(","),
-        "entries of the Pod's annotation cannot lead to the Pod and are not served: check who writes the annotation, \
-         and --port-range"
+        "entries of the Pod's annotation are not served, because they may not lead to the Pod: check who writes the \
+         annotation, and --port-range"
     );
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notices panics in the tasks of a test. A panic ends only its own task, so a server that panics in the task of a
+//! Detects panics in the tasks of a test. A panic ends only its own task, so a server that panics in the task of a
 //! request still answers other requests.
 
 use std::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ends connections that accept no further data, because the client stops reading. Without a limit, each of many
-//! clients could keep another version of an answer in memory.
+//! Ends connections that accept no further data, because the client stops reading. Without a limit, many clients could
+//! each keep a different version of an answer in memory.
 
 use std::{
     io::{self, IoSlice},
@@ -17,8 +17,8 @@ use tokio::{
 /// The longest time for which a TCP connection may accept no data while the feed has data for the client.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A TCP connection on which a write fails if the connection accepts no data for [`LIMIT`]. With TLS, this value must be
-/// below the TLS layer: a TLS stream may report that a write waits although it has made progress.
+/// A TCP connection on which a write fails if the connection accepts no data for [`LIMIT`]. With TLS, this value must
+/// be below the TLS layer: a TLS stream may report that a write waits although it has made progress.
 #[derive(Debug)]
 pub(crate) struct StallLimit<S> {
     stream: S,
@@ -31,7 +31,8 @@ impl<S> StallLimit<S> {
         Self { stream, end: None }
     }
 
-    /// Starts the time limit if a write has to wait, and stops it after progress.
+    /// Starts the time limit when a write, a flush or the shutdown has to wait, and ends the time limit when one of
+    /// them makes progress.
     fn limit<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.end = None;

@@ -184,8 +184,8 @@ impl Status {
         );
         registry.register(
             "refused_connections",
-            "Clients refused and connections and streams ended by --allow or a limit, by interface and reason: allow, \
-             connections, requests, streams, names or memory",
+            "Clients that the feed refused, and connections and streams that it ended, because of --allow or a limit, \
+             by interface and reason: allow, connections, requests, streams, names or memory",
             self.refused.clone(),
         );
         for subject in SUBJECTS {

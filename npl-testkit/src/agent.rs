@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs the built agent as a process on a test Node, with exactly the privileges that `deploy/npl.yaml` grants.
+//! Runs the built agent as a process on a test Node, with exactly the privileges that `deploy/npl.yaml` grants to the
+//! agent's container.
 
 use std::env;
 use std::io;
@@ -217,7 +218,7 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
         None => drop(command.arg("--kubeconfig").arg(kubeconfig)),
     }
     // The agent's socket programs would affect other processes of the test machine. Without a cgroup, the agent
-    // attaches none. Tests with their own cgroup override this setting.
+    // attaches no socket programs. Tests with their own cgroup override this setting.
     command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command, service_account.as_ref().map(|account| account.var_run.clone()));

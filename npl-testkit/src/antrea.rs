@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A model of the NodePortLocal of Antrea's agent on one Node: its sockets, its iptables rules and its annotations.
-//! The model is written from Antrea's behavior, and uses no code of Antrea.
+//! The model reproduces Antrea's observable behavior, and contains no code of Antrea.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
@@ -135,7 +135,7 @@ fn reserve(mapping: &Mapping) -> Result<Reservation> {
         Protocol::Udp => UdpSocket::bind(address).map(|socket| Reservation::Udp { _socket: socket }),
         Protocol::Sctp => bail!("Antrea does not support SCTP"),
     };
-    reserved.with_context(|| format!("bind port {} of {}", mapping.node_port, mapping.protocol))
+    reserved.with_context(|| format!("bind {} port {}", mapping.protocol, mapping.node_port))
 }
 
 fn iptables(node: &Netns, arguments: &[&str]) -> Result<String> {

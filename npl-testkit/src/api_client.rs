@@ -17,8 +17,7 @@ use crate::poll;
 /// The time limit for connecting to the API server, and for receiving the status and the header of a response.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The number of idle connections that a client keeps open: as many as the largest number of threads that share a
-/// client.
+/// The number of idle connections that a client keeps open: at least as many as the threads that share a client.
 const IDLE_CONNECTIONS: usize = 16;
 
 /// The media type of a JSON merge patch (RFC 7396).
@@ -116,7 +115,8 @@ impl ApiClient {
         self.json(&Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).map(drop)
     }
 
-    /// Watches a collection and passes each event to `on_event` until `on_event` returns `false` or `limit` has passed.
+    /// Watches a collection and passes each event to `on_event`, until `on_event` returns `false`, or until `limit`,
+    /// extended by [`poll::patience`], has passed.
     pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
         let separator = if path.contains('?') { '&' } else { '?' };
         // The API server closes the watch after this time, so a read cannot block longer.

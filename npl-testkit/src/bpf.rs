@@ -28,7 +28,7 @@ pub(crate) fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i3
     if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
 }
 
-/// Encodes an instruction in the byte order of this machine.
+/// Encodes an instruction for a little-endian machine.
 pub(crate) fn instruction(code: u8, destination: u8, source: u8, offset: i16, constant: i32) -> u64 {
     let [low, high] = offset.to_le_bytes();
     let [a, b, c, d] = constant.to_le_bytes();

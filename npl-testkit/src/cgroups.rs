@@ -21,7 +21,8 @@ use crate::{mounts, poll};
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
 /// The group of a Node's own processes, like `system.slice` on a real Node. Without this group, each process would have
-/// as large a CPU share as all Pods together. Besides, cgroup v2 forbids processes in a group that has children.
+/// as large a CPU share as all Pods together. Besides, cgroup v2 forbids processes in a group that delegates
+/// controllers to its children.
 const SYSTEM: &str = "system";
 
 /// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
@@ -57,7 +58,7 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// Returns all hierarchies of this machine, without duplicates.
+    /// Returns all hierarchies that are mounted at or below `/sys/fs/cgroup`, without duplicates.
     pub fn all() -> Result<Vec<Self>> {
         let mut hierarchies: Vec<Self> = Vec::new();
         for mount in mounts::all()?.into_iter().filter(|mount| mount.point.starts_with(ROOT)) {
@@ -112,12 +113,13 @@ impl Cgroup {
         Ok(Self { name: name.to_owned(), hierarchies })
     }
 
-    /// The name.
+    /// The name of the group, which is the same in all hierarchies.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes `command` start in the Node's top-level groups, which become the root of its cgroup namespace.
+    /// Makes `command` start in the Node's top-level groups, which become the roots of the hierarchies in the Node's
+    /// cgroup namespace.
     pub(crate) fn hold_roots(&self, command: &mut Command) -> Result<()> {
         self.hold(command, |group| group)
     }
@@ -182,7 +184,8 @@ pub(crate) fn delete(group: &Path) -> Result<()> {
     .with_context(|| format!("remove {}: {last:?}", group.display()))
 }
 
-/// Removes a group directory after its subdirectories. The kernel removes the files in it.
+/// Removes the subdirectories of a group directory, and then the directory itself. The kernel removes the control files
+/// of a group together with the directory.
 fn remove_tree(group: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(group) {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -205,8 +208,8 @@ fn pass_controllers_on(group: &Path) -> Result<()> {
         let written = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
         match written.map_err(|err| (err.raw_os_error().map(Errno::from_raw), err)) {
             Ok(()) => {}
-            // Controllers that manage real-time processes or threads cannot always be delegated, so these errors are
-            // ignored.
+            // The kernel does not delegate the cpu controller while groups other than the root contain real-time
+            // processes, and never delegates some controllers to threaded groups, so these errors are ignored.
             Err((Some(Errno::EINVAL | Errno::ENOTSUP), _unavailable)) => {}
             Err((Some(Errno::EBUSY), err)) => {
                 return Err(err).with_context(|| {

@@ -69,8 +69,10 @@ pub(crate) fn delete_all(prefix: &str) -> Result<()> {
 /// The directory of this process's own cgroup.
 fn own() -> Result<PathBuf> {
     let mounts = mounts::all()?;
-    let mount =
-        mounts.into_iter().find(|mount| mount.kind == "cgroup2").context("no cgroup v2 hierarchy is mounted")?;
+    let mount = mounts
+        .into_iter()
+        .find(|mount| mount.kind == "cgroup2")
+        .context("no cgroup v2 hierarchy is mounted: mount one with `mount -t cgroup2 cgroup2 DIRECTORY`")?;
     let table = fs::read_to_string("/proc/self/cgroup").context("read /proc/self/cgroup")?;
     let path = table.lines().find_map(|line| line.strip_prefix("0::/"));
     Ok(mount.point.join(path.context("this process is in no cgroup v2 group")?))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches TC programs of other software to devices. Each program returns the same verdict for every packet, some after
-//! a loop that takes time.
+//! Attaches TC programs of other software to devices. Each program returns the same verdict for every packet; some
+//! programs first run a loop that takes time.
 
 use std::ffi::CString;
 use std::fs;
@@ -51,8 +51,8 @@ struct Pin {
 pub enum Place {
     /// The program runs before all other programs on the hook.
     Ahead,
-    /// The program is a filter, even if the kernel has TCX, and runs ahead of all other filters of priority 1, like
-    /// Cilium's filters.
+    /// The program is a TC filter of priority 1, like Cilium's filters, even if the kernel has TCX. The program runs
+    /// before all other filters of this priority.
     AheadAsFilter,
     /// The program runs after all other programs on the hook.
     Behind,
@@ -117,8 +117,8 @@ impl Foreign {
 
 impl Drop for Foreign {
     /// Detaches the program. Filters must be removed in the network namespace of their device. For a TCX link, the drop
-    /// waits until the link has disappeared. The link may stay for a moment, because a child process of another thread
-    /// has a copy of its descriptor from `fork` to `exec`.
+    /// waits until the link has disappeared. The link may stay for a moment, because a child process that another
+    /// thread forks holds a copy of the link's descriptor until `exec`.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.links);
         let id = self.program.info().map(|info| info.id());
@@ -162,8 +162,8 @@ fn put(
     } else {
         // An error means that the qdisc already exists.
         drop(tc::qdisc_add_clsact(device));
-        // The kernel runs the newest filter of a priority first, so this filter runs ahead of the others if it has
-        // their priority.
+        // The kernel runs the newest filter of a priority first, so a new filter of priority 1 runs before all others
+        // of this priority.
         TcAttachOptions::Netlink(match place {
             Place::Ahead | Place::AheadAsFilter => {
                 NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None }
@@ -175,7 +175,7 @@ fn put(
     program.take_link(id)
 }
 
-/// Loads a program that returns a constant verdict.
+/// Loads a program that returns a constant verdict, after `rounds` rounds of the loop of [`pause`].
 fn load(verdict: i32, rounds: i32, pin: &Path) -> Result<SchedClassifier> {
     load_and_pin(verdict, rounds, pin).context("load a third-party program")?;
     let program = SchedClassifier::from_pin(pin).context("open a third-party program")?;
@@ -183,7 +183,7 @@ fn load(verdict: i32, rounds: i32, pin: &Path) -> Result<SchedClassifier> {
     Ok(program)
 }
 
-/// Instructions that sum up 512 bytes of the stack `rounds` times with `bpf_csum_diff`.
+/// Instructions that compute the checksum of 512 bytes of the stack `rounds` times with `bpf_csum_diff`.
 fn pause(rounds: i32) -> Vec<u64> {
     const STACK: i16 = 512;
     const CSUM_DIFF: i32 = 28;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 
-/// The interval at which waits check for a signal.
+/// The interval at which [`wait`] and [`wait_at_most`] check for a signal.
 const LOOK: Duration = Duration::from_millis(100);
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);

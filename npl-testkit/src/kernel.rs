@@ -22,7 +22,7 @@ pub fn is_emulated() -> Result<bool> {
 /// every kind.
 pub fn make_device(netns: &Netns, kind: &str, line: &str, is_required: bool) -> Result<bool> {
     let made = netns.ip(line);
-    ensure!(made.is_ok() || !(is_required || is_emulated()?), "{kind}: {made:?}");
+    ensure!(made.is_ok() || !(is_required || is_emulated()?), "creating a {kind} device failed: {made:?}");
     if made.is_err() {
         // The test harness captures the output of macros and hides it for passing tests, so the note is written to the
         // stream directly.

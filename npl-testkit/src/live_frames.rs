@@ -30,7 +30,7 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: 
     let context = XdpContext { data_end, ingress_ifindex, ..XdpContext::default() };
     let options = Options { flags: LIVE_FRAMES, repeat, batch_size: BATCH, context: Some(&context) };
     let ran = test_run::run(program, frame, &options);
-    ran.map(drop).context("run the packet generator with live frames, which requires Linux 5.18")
+    ran.map(drop).context("run an XDP program with live frames, which requires Linux 5.18")
 }
 
 /// Pins the calling thread to the last allowed processor and gives the thread real-time priority. All softirq work on
@@ -40,7 +40,8 @@ pub fn occupy_one_processor() -> Result<()> {
     go_ahead()
 }
 
-/// Gives the calling thread, and threads that it starts later, real-time priority over all other user processes.
+/// Gives the calling thread, and threads that it starts later, the lowest real-time priority. These threads preempt all
+/// threads without real-time priority.
 pub fn go_ahead() -> Result<()> {
     set_priority().context("set a real-time priority")
 }
@@ -62,12 +63,11 @@ fn set_priority() -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Measures the time during which the calling thread runs.
+/// Measures the elapsed time without the time for which the calling thread waited for a processor.
 ///
-/// The stopwatch excludes the time in which the thread was runnable while another process ran. The kernel reserves 5 %
-/// of each second for processes without real-time priority; if included, this time would distort long samples, but not
-/// short ones. The stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the
-/// thread's CPU time.
+/// A thread waits for a processor while it is runnable and another process runs. The kernel reserves 5 % of each second
+/// for processes without real-time priority; if included, this time would distort long samples, but not short ones. The
+/// stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the thread's CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,
@@ -80,7 +80,7 @@ impl Stopwatch {
         Ok(Self { waited: waited()?, start: Instant::now() })
     }
 
-    /// The running time since the start.
+    /// The time since the start, without the time for which the thread waited for a processor.
     pub fn elapsed(&self) -> Result<Duration> {
         let elapsed = self.start.elapsed();
         Ok(elapsed.saturating_sub(waited()?.saturating_sub(self.waited)))

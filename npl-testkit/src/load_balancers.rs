@@ -121,14 +121,16 @@ impl LoadBalancer {
     }
 }
 
-/// Sends a request by a new connection to a load balancer whose Pods are echo servers. Returns the answer of the Pod.
+/// Sends a request over a new connection to a load balancer whose Pods are echo servers. Returns the answer of the Pod.
 ///
 /// # Errors
 ///
 /// If no Pod has answered.
 pub fn ask(balancer: SocketAddr) -> Result<Answer> {
     let mut stream = traffic::open_tcp(balancer, PATIENCE)?;
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n").context("send")?;
+    stream
+        .write_all(b"GET / HTTP/1.1\r\nHost: web.example\r\nConnection: close\r\n\r\n")
+        .context("send the request")?;
     let mut text = String::new();
     stream.read_to_string(&mut text).context("read the answer")?;
     let status = text.lines().next().unwrap_or_default();
@@ -141,7 +143,9 @@ pub fn ask(balancer: SocketAddr) -> Result<Answer> {
 
 fn programs() -> Result<PathBuf> {
     let folder = env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
-    folder.with_context(|| format!("set {PROGRAMS_VARIABLE}, as `cargo xtask test` does"))
+    folder.with_context(|| {
+        format!("{PROGRAMS_VARIABLE} is unset: run the tests by `cargo xtask test`, which downloads the load balancers")
+    })
 }
 
 /// Returns the example of the configuration file `file` from docs/load-balancers.md.
@@ -182,8 +186,8 @@ mod tests {
         }
     }
 
-    /// The number of lines between the comments `npl-feed: begin` and `npl-feed: end`, or of all lines of a file
-    /// without these comments.
+    /// The number of nonblank lines between the comments `npl-feed: begin` and `npl-feed: end`, or in the whole file if
+    /// the file has no such comments.
     fn lines_of_the_feed(text: &str) -> usize {
         let marked = text.split_once("# npl-feed: begin\n").and_then(|(_, after)| after.split_once("# npl-feed: end"));
         let lines = marked.map_or(text, |(lines, _)| lines).lines();

@@ -29,8 +29,8 @@ struct Element {
 /// never end while another process fills the map.
 const MOST_ELEMENTS: usize = 1 << 20;
 
-/// The number of array elements that one run of the program clears. The verifier checks every iteration, so it would
-/// need long for a larger number.
+/// The number of array elements that one run of the program clears. The verifier checks every iteration, so loading the
+/// program would take long with a larger number.
 const ELEMENTS_A_RUN: u32 = 32;
 
 /// The frame of the program's test run; its content is irrelevant.
@@ -61,8 +61,8 @@ pub fn empty(pin: &Path) -> Result<()> {
     emptied.with_context(|| format!("empty {}", pin.display()))
 }
 
-/// Removes all elements. Each key is read before the element ahead of it is removed: the kernel looks for the successor
-/// of a missing key from the first bucket on, which takes quadratic time for a large table.
+/// Removes all elements. Before an element is removed, the key of its successor is read: for a removed key, the kernel
+/// would search for the successor from the first bucket on, which takes quadratic time for a large table.
 fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let map = map.cast_unsigned();
     let (mut first, mut second) = (vec![0_u8; key_size], vec![0_u8; key_size]);
@@ -75,7 +75,7 @@ fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
             found => found.map(|_| true),
         }
     };
-    // The successor of no key is the first element.
+    // Without a key, the kernel returns the key of the first element.
     let mut is_element = has_successor(0, current)?;
     for _ in 0..MOST_ELEMENTS {
         if !is_element {
@@ -98,8 +98,8 @@ fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Res
     })
 }
 
-/// Clears the elements with a BPF program. One system call per element would be about 100 times slower, and so would
-/// the batch command.
+/// Clears the elements with a BPF program. One system call per element, or the batch command, would be about 100 times
+/// slower.
 fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     let instructions = program_that_zeroes(map, value_size);
     let program = bpf::load_classifier(&instructions)?;

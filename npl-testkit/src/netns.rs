@@ -15,10 +15,10 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{process, tools};
 
-/// The directory of named network namespaces of `ip netns`.
+/// The directory in which `ip netns` keeps the files of named network namespaces.
 pub const DIRECTORY: &str = "/run/netns";
 
-/// A handle of a named network namespace. Dropping the last handle deletes the namespace.
+/// A handle of a named network namespace. Dropping the last handle deletes the name, as [`Netns::delete`] does.
 #[derive(Clone, Debug)]
 pub struct Netns(Arc<Name>);
 
@@ -56,7 +56,7 @@ impl Netns {
         process::on_own_thread(inside)
     }
 
-    /// Returns a free port on the loopback device.
+    /// Returns a loopback address with a free TCP port.
     pub fn free_address(&self) -> Result<SocketAddr> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         self.run(bind)?.with_context(|| format!("find a free port in {}", self.name()))
@@ -118,8 +118,8 @@ impl Netns {
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
-    /// Removes all kernel conntrack entries of the namespace. All namespaces share one limit on the number of entries,
-    /// so entries left behind could affect other tests.
+    /// Removes all kernel conntrack entries of the namespace, so that these entries neither affect later packets nor
+    /// count toward the limit on the number of entries.
     pub fn forget_connections(&self) -> Result<()> {
         tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
     }
@@ -151,7 +151,8 @@ impl Netns {
         Ok(live)
     }
 
-    /// Deletes the name. The kernel removes the namespace and its devices as soon as no process and no socket uses it.
+    /// Deletes the name. The kernel removes the namespace and its devices as soon as no process and no socket uses the
+    /// namespace.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
     }
@@ -174,7 +175,7 @@ impl Drop for Name {
     }
 }
 
-/// Returns a command that runs in a namespace that another process created.
+/// Returns a command that runs in the namespace with this name, which another process may have created.
 #[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;

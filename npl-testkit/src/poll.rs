@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waits for conditions. Every wait polls a condition and has a deadline. On a slow machine, the deadline is later: if
-//! the load average exceeds the number of processors, or if the sleeps between two polls take longer than requested.
+//! `NPL_PATIENCE` is set, if the load average exceeds the number of processors, or if the sleeps between two polls take
+//! longer than requested.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ pub fn patience() -> u32 {
 /// Polls `condition` until it returns a value. Returns the value and the elapsed time.
 ///
 /// # Errors
-/// If the condition does not hold within `limit`, or if the process is asked to end. The limit is extended by
+/// If the condition does not hold within `limit`, or if a signal asks the process to end. The limit is extended by
 /// [`patience`], by a load above one per processor, and by late sleeps. The error contains `what`.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
@@ -32,8 +33,8 @@ pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T
 
 /// Repeats a call that was interrupted by a signal (`EINTR`).
 ///
-/// A SIGCHLD for a child of another thread interrupts socket reads with a timeout, even without a signal handler
-/// (signal(7)). The repeated call starts with the full timeout.
+/// A signal can interrupt a socket read that has a timeout, even if the process has no signal handler (signal(7)). The
+/// repeated call starts with the full timeout.
 pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

@@ -80,7 +80,7 @@ impl Process {
         self.child.wait().with_context(|| format!("wait for {}", self.name))
     }
 
-    /// Kills the process and its children with SIGKILL.
+    /// Kills the process, and all other processes of its process group, with SIGKILL.
     pub fn kill_group(&mut self) -> Result<ExitStatus> {
         signal::killpg(self.pid()?, Signal::SIGKILL).with_context(|| format!("kill {} and its children", self.name))?;
         self.child.wait().with_context(|| format!("wait for {}", self.name))
@@ -186,7 +186,7 @@ fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // The child inherits the mask of blocked signals, so all signals must be unblocked in it.
+        // The child inherits the mask of blocked signals, so the child unblocks all signals.
         SigSet::empty().thread_set_mask()?;
         // If the parent died before PR_SET_PDEATHSIG took effect, no signal arrives, so the child checks its parent and
         // fails.

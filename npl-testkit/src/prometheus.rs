@@ -86,8 +86,11 @@ impl Prometheus {
         if status != 200 {
             bail!("Prometheus answered {status} to `{expression}`: {body}");
         }
-        let mut answer: Value = serde_json::from_str(&body).with_context(|| format!("read `{body}`"))?;
+        let mut answer: Value = serde_json::from_str(&body).with_context(|| format!("parse the response `{body}`"))?;
         let samples = answer["data"]["result"].take();
-        samples.as_array().cloned().with_context(|| format!("`{expression}` has no list of samples: {body}"))
+        samples
+            .as_array()
+            .cloned()
+            .with_context(|| format!("the response to `{expression}` has no list of samples: {body}"))
     }
 }

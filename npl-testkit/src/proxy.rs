@@ -71,7 +71,7 @@ impl Proxy {
         self.address.port()
     }
 
-    /// Closes every connection. New connections are accepted.
+    /// Shuts down every connection in both directions. The proxy continues to accept new connections.
     pub fn cut(&self) {
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // An error means that the connection is already closed.
@@ -79,7 +79,7 @@ impl Proxy {
         }
     }
 
-    /// Closes every connection. Also closes each new connection at once, until [`Self::open`].
+    /// Shuts down every connection, and closes each new connection at once, until [`Self::open`].
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         self.cut();
@@ -157,7 +157,7 @@ impl Shared {
         if is_swallowed() {
             return;
         }
-        // Closing both sockets ends the thread that copies in the other direction.
+        // Shutting down both sockets ends the thread that copies in the other direction.
         drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
     }
 }

@@ -151,7 +151,7 @@ fn wait_for_none(look: impl Fn() -> Result<BTreeSet<String>>) -> Result<()> {
         left.is_empty().then_some(())
     });
     if gone.is_err() {
-        bail!("left behind:\n  {}", Vec::from_iter(left).join("\n  "));
+        bail!("these objects were left behind:\n  {}", Vec::from_iter(left).join("\n  "));
     }
     Ok(())
 }
@@ -180,9 +180,9 @@ fn is_of_a_run(name: &str) -> bool {
     BPF_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether a map of this type can be residue of a run. Program arrays are excluded, because the kernel itself leaks
-/// such an array if a listing of maps opens it by ID while it is being cleared. A process, pin or program that holds a
-/// program array is listed anyway.
+/// Whether a map of this type can be residue of a run. Program arrays are excluded, because the kernel itself leaks a
+/// program array if a listing of maps opens the array by ID while the kernel clears the array. A process, pin or
+/// program that holds a program array is listed anyway.
 fn may_be_left(kind: MapType) -> bool {
     kind != MapType::ProgramArray
 }

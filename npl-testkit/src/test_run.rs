@@ -83,8 +83,7 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         batch_size,
         ..Attributes::default()
     };
-    // All signals are blocked, because any signal, such as SIGCHLD for a child of another thread, would end the runs
-    // early.
+    // All signals are blocked, because a signal that arrives during the runs would end them early.
     let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let ran = bpf::call(BPF_PROG_TEST_RUN, &mut attributes);
     held_before.thread_set_mask()?;

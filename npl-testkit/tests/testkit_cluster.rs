@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the test kit's control plane. Require root and the binaries of `cargo xtask setup`.
+//! Tests of the test kit's control plane. These tests require root and the binaries of `cargo xtask setup`.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the test kit's networks, on which the results of all other tests depend. Require root.
+//! Tests of the test kit's networks, on which the results of all other tests depend. These tests require root.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

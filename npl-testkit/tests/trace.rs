@@ -30,8 +30,8 @@ const NODE_PORT: u16 = 61_000;
 const RESTRICTED_PORT: u16 = 61_001;
 const UNMAPPED_PORT: u16 = 61_002;
 
-/// The capabilities of the init container of `deploy/npl.yaml`. Without `CAP_PERFMON`, the verifier rejects the
-/// programs of a trace build.
+/// The capabilities of the init container of `deploy/npl.yaml`, and `CAP_SYS_RESOURCE`, which raises the memory limit
+/// for maps before Linux 5.11. Without `CAP_PERFMON`, the verifier rejects the programs of a trace build.
 const CAPABILITIES: [Capability; 4] =
     [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE, Capability::CAP_PERFMON];
 
@@ -213,7 +213,7 @@ fn verdict_is_logged_with_level_reason_and_flow_tuple() {
             ] {
                 let tcp = traced.run(names::PROG_INGRESS, &scene.request(port));
                 assert_eq!(tcp, [scene.line(level, "tcp ", port, outcome)]);
-                // There must be one line only: the program tail-calls the slow path, which alone logs.
+                // There must be one line only: the program tail-calls the slow path, and only the slow path logs.
                 let sctp = traced.run(names::PROG_INGRESS, &scene.sctp_request(port));
                 assert_eq!(sctp, [scene.line(level, "sctp", port, outcome)]);
             }

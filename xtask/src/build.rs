@@ -21,9 +21,9 @@ pub(crate) const AGENT: &str = "npl-agent";
 /// The file name of the feed.
 pub(crate) const FEED: &str = "npl-feed";
 
-/// Cargo settings of [`cargo_test`]. The crates with most tests are compiled with little or no optimization, in less
-/// than half of the time; npl-testkit needs some, because it creates and compares streams of bytes. The agent and the
-/// feed that the tests start are those of the release.
+/// Cargo settings of [`cargo_test`], which shorten the compilation of the three crates with the most tests: npl-agent and
+/// npl-feed are compiled without optimization, npl-testkit with `opt-level=1`, because it creates and compares streams
+/// of bytes. The agent and the feed that the tests start are those of the release.
 const LITTLE_OPTIMIZATION: [&str; 6] = [
     "--config",
     "profile.release.package.npl-agent.opt-level=0",
@@ -119,8 +119,8 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     command
 }
 
-/// Returns a `cargo test` command for the packages that the arguments in `packages` select. Their dependencies are those
-/// of [`cargo`].
+/// Returns a `cargo test` command for the packages that the arguments in `packages` select. Dependencies are compiled
+/// with the same settings as by [`cargo`].
 pub(crate) fn cargo_test(packages: &[&str]) -> Command {
     let mut command = cargo("test");
     command.args(LITTLE_OPTIMIZATION).args(packages);

@@ -106,8 +106,8 @@ fn binaries(manifest: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Strips one kernel object, lists its programs, and copies the object to its place in target/. If the content there is
-/// the same, the file is not written: it keeps its modification time, so that cargo does not rebuild the agent.
+/// Strips one kernel object, lists its programs, and moves the stripped object to its place in target/. If the file
+/// there already has the same content, the file keeps its modification time, so that cargo does not rebuild the agent.
 fn install(linked: &Path, object: &Path) -> Result<()> {
     let stripped = linked.with_extension("stripped");
     fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
@@ -131,7 +131,9 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
 fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
     let found = LOG_NAMES.iter().filter(|name| object.windows(name.len()).any(|part| part == name.as_bytes()));
     match found.copied().collect::<Vec<_>>().as_slice() {
-        [] if is_trace => bail!("the kernel programs of the trace build log nothing"),
+        [] if is_trace => {
+            bail!("the kernel programs of the trace build log nothing: check the feature `trace` of npl-ebpf")
+        }
         [] => Ok(()),
         _ if is_trace => Ok(()),
         names => bail!("the kernel programs contain parts of the trace build: {}", names.join(", ")),

@@ -11,7 +11,8 @@ use crate::kernel_object::{CALL, Function, INSTRUCTION};
 const FRAME: u8 = 10;
 /// The name of the ELF section with the functions that several programs call.
 const SHARED: &str = ".text";
-/// The maximum depth of nested calls that the kernel accepts.
+/// The depth of nested calls above which the functions of a program are not followed. The kernel accepts at most 8
+/// stack frames, including that of the program.
 const MAX_DEPTH: usize = 8;
 
 /// The number of instructions and the stack size of a program, including the functions that it calls.

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::{elapsed, say};
 
-/// The time limit of a build. The longest one, of a part of Kubernetes, takes four minutes on two cores.
+/// The time limit of a build. The longest build, of the API server and etcd, takes up to five minutes on two cores.
 pub(crate) const BUILD_DEADLINE: Duration = Duration::from_hours(1);
 
 /// How long a run waits for another run that builds the same directory; longer than a build may take.

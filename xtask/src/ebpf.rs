@@ -54,9 +54,9 @@ pub(crate) fn choose() -> Result<Toolchain> {
         }
     }
     bail!(
-        "the kernel programs need a Rust compiler with the source of its core library and a bpf-linker that reads its \
-         bitcode: run `rustup toolchain install nightly --component rust-src` and `cargo install bpf-linker`, or as \
-         root on Debian `cargo xtask setup`"
+        "the kernel programs need a Rust compiler with the source of its core library, and a bpf-linker that reads \
+         the compiler's bitcode: run `rustup toolchain install nightly --component rust-src` and `cargo install \
+         bpf-linker`, or as root on Debian `cargo xtask setup`"
     )
 }
 
@@ -235,7 +235,7 @@ impl Toolchain {
         if flags.iter().any(|flag| flag.contains(char::is_whitespace)) {
             bail!(
                 "the path of the checkout, the cache or the compiler contains a space, which RUSTFLAGS cannot hold: \
-                 move it"
+                 move that directory to a path without spaces"
             );
         }
         Ok(flags.join(" "))

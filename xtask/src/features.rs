@@ -19,14 +19,14 @@ pub(crate) fn check() -> Result<()> {
     let different = different(&agent, &tests);
     ensure!(
         different.is_empty(),
-        "with other features in the tests than in the agent, these packages are compiled twice; select the same \
-         features in Cargo.toml: {}",
+        "these packages are compiled twice, because their features in the agent and in the tests differ; select the \
+         same features in Cargo.toml: {}",
         different.join(", ")
     );
     Ok(())
 }
 
-/// Returns the packages with their features in the build of these packages.
+/// Returns all packages that a build of the packages in `selection` contains, each with its features.
 fn packages(selection: &[&str], edges: &str) -> Result<BTreeSet<String>> {
     let mut command = build::plain_cargo();
     command.args(["tree", "--locked", "--target", &paths::agent_target(), "--edges", edges]).args(FORMAT);

@@ -29,7 +29,7 @@ type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 ///
 /// Also resolves calls of global functions, because the linker leaves their relocation to the loader.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {
-    let file = ElfFile64::<LittleEndian>::parse(file).context("read it as a 64-bit little-endian ELF file")?;
+    let file = ElfFile64::<LittleEndian>::parse(file).context("read the object as a 64-bit little-endian ELF file")?;
     let mut functions = Vec::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
         let Some(index) = symbol.section_index() else { continue };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask`: all tasks of a developer, one file per command.
+//! `cargo xtask`: all tasks of a developer, one module per command.
 //!
 //! On a fresh machine, xtask is compiled before all other crates of the workspace. For this reason, xtask depends on
 //! few crates, and on none of the workspace: where xtask needs their code, it runs their programs.
@@ -58,7 +58,7 @@ enum Command {
     /// Show on one machine how a client reaches Pods through node ports: network namespaces stand for Node, Pods and
     /// client; the API server is real.
     Demo(demo::Options),
-    /// Run a real Kubernetes of several Nodes on this machine: up, down, status, kubectl, exec.
+    /// Run a real Kubernetes cluster of several Nodes on this machine: up, down, status, kubectl, exec.
     Cluster(cluster::Options),
     /// Run all checks and tests, also on a fresh machine.
     Test(test::Options),

@@ -143,7 +143,7 @@ impl ChangeLog {
             %err,
             retry_ms,
             left_out,
-            "operation failed; the agent retries the operation. Failures of this kind are logged once per minute"
+            "operation failed; the agent retries the operation. Failures of this kind are logged at most once per minute"
         );
     }
 
@@ -254,7 +254,7 @@ impl ChangeLog {
     fn log_uplinks(&mut self, decisions: &DeviceDecisions) {
         for (iface, decision) in self.uplinks.update_entries(decisions.uplinks.clone()) {
             match decision {
-                Ok(reason) => info!(iface, reason = reason.as_str(), "the programs are attached to the device"),
+                Ok(reason) => info!(iface, reason = reason.as_str(), "the agent attaches the programs to the device"),
                 Err(reason) if reason.is_unsupported() => warn!(
                     see = pages::url(&pages::of_check("devices")),
                     iface,
@@ -353,9 +353,9 @@ impl ChangeLog {
                 see = pages::url(&pages::of_check("reply_routes")),
                 count,
                 pod_ip,
-                "policy routing rules give Pods routing tables of their own, and no earlier rule selects the main \
-                 table for marked packets: replies leave through another interface than that of the request, and may \
-                 be dropped"
+                "policy routing rules give Pods routing tables of their own, and no earlier rule routes marked packets \
+                 through an uplink: replies leave through another interface than that of the request, and may be \
+                 dropped; set --forwarding redirect, or add a rule that routes marked packets through an uplink"
             ),
             Some(ReplyRouteProblem::NodeAddress) => warn!(
                 see = pages::url(&pages::of_check("reply_routes")),

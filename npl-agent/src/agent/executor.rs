@@ -39,10 +39,11 @@ pub enum OpError {
     /// The patch of a Pod failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients still send packets to this node port, which belonged to a different Pod before.
+    /// A packet arrived at this unmapped node port, or its mapping was removed, a short time ago: clients may still use
+    /// the port for an earlier Pod.
     #[error(
-        "reserve node port {frontend}: clients still send packets to this unmapped port; the port counts as unused in \
-         {wait:?} at the earliest"
+        "reserve node port {frontend}: a packet arrived at this unmapped port, or its mapping was removed, a short \
+         time ago; the port counts as unused in {wait:?} at the earliest"
     )]
     RecentTraffic {
         /// The node port that was not reserved.
@@ -140,7 +141,8 @@ impl Executor {
                     warn!(
                         see = pages::url(pages::BOTH_AGENTS),
                         err = %ErrorChain(&err),
-                        "cannot record the connections that other software translates"
+                        "cannot record the connections that other software translates: NPL may translate their next packets, \
+                         and Pods then reset these connections"
                     );
                 }
             },
@@ -148,7 +150,8 @@ impl Executor {
                 warn!(
                     see = pages::url(pages::BOTH_AGENTS),
                     err = %ErrorChain(&err),
-                    "cannot read the connections that other software translates"
+                    "cannot read the connections that other software translates: NPL may translate their next packets, and \
+                     Pods then reset these connections"
                 );
             }
         }

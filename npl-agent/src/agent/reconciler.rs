@@ -101,8 +101,8 @@ pub struct Reconciler {
     are_routes_due: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// The Pods that have changed, but whose annotation does not yet contain the change, each with the time of the
-    /// change.
+    /// The Pods whose annotation may not reflect all changes yet, each with the time of the first change that the
+    /// annotation does not reflect.
     delays: PublishDelays<Instant>,
     /// When to return freed memory to the operating system; each change from the API server postpones this time.
     quiet_due: Option<Instant>,
@@ -509,7 +509,7 @@ impl Reconciler {
         if now == self.node_ips {
             return Ok(());
         }
-        info!(addresses = ?now, "the Node's published addresses");
+        info!(addresses = ?now, "the Node's published addresses have changed");
         self.node_ips = now;
         self.look_at_network().await
     }

@@ -70,8 +70,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     tokio::select! {
         ended = serve(config) => ended,
-        _ = terminate.recv() => { info!("stopped by SIGTERM: mappings keep translating"); Ok(()) }
-        _ = interrupt.recv() => { info!("stopped by SIGINT: mappings keep translating"); Ok(()) }
+        _ = terminate.recv() => { info!("stopped by SIGTERM: the kernel programs keep translating packets"); Ok(()) }
+        _ = interrupt.recv() => { info!("stopped by SIGINT: the kernel programs keep translating packets"); Ok(()) }
     }
 }
 
@@ -173,7 +173,7 @@ fn log_start(node: &str, port_range: PortRange, hooks: &'static str, forwarding:
     );
 }
 
-/// Logs a warning for each setting that conflicts with a setting of the Node or with what load balancers expect.
+/// Logs a warning for each setting that conflicts with a setting of the Node or with the behavior of load balancers.
 fn warn_of(settings: &Settings) {
     for warning in port_range_warnings(settings.port_range, ephemeral_ports().as_ref()) {
         warn!(see = pages::url(&pages::of_check("port_range")), "{warning}");

@@ -59,8 +59,9 @@ impl MeterUpdates {
         self.meter.as_ref().map_or(Ok(()), |meter| meter.update_owners(state.service_ports(), tables))
     }
 
-    /// Returns a guard that the caller keeps while it executes ops, so that a scrape does not read counters meanwhile.
-    /// If the ops remove mappings, first adds the traffic of all mappings to their Services.
+    /// Takes the meter's lock. The caller holds the lock while it executes ops, so that no scrape reads counters
+    /// meanwhile. If the ops remove mappings, first adds the traffic of all mappings to their Services. Returns `None`
+    /// without `--service-metrics`.
     pub(super) fn lock_before(
         &self,
         ops: &[Op],

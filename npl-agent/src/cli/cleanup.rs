@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent cleanup`: removes all kernel state of NPL from the Node, of every ABI version.
+//! `npl-agent cleanup`: removes NPL's kernel state of every ABI version from the Node.
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
@@ -28,11 +28,12 @@ struct Report<'a> {
     removals: &'a [Removal],
 }
 
-/// Removes all kernel state of NPL, or prints what would be removed. Then, with `--stay`, waits for SIGTERM or SIGINT.
+/// Removes all kernel state of NPL. With `--dry-run`, only prints the objects that a cleanup would remove. Then, with
+/// `--stay`, waits for SIGTERM or SIGINT.
 ///
 /// # Errors
 ///
-/// If [`remove`] or [`show_plan`] fails.
+/// If a signal handler cannot be installed, or if [`remove`] or [`show_plan`] fails.
 pub async fn remove_and_stay(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -74,8 +75,8 @@ async fn show_plan(args: &ViewArgs) -> anyhow::Result<()> {
 /// If an agent is running, or if a part of NPL's kernel state could not be removed.
 async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    // The lock creates NPL's directory if the directory does not exist. This command removes the directory again, and
-    // does not report the directory.
+    // Taking the lock creates NPL's directory if the directory does not exist. The command then removes the directory
+    // again, but does not report the directory as a removed object.
     let root = Pins::new(&args.bpffs).root().to_owned();
     let existed = root.exists();
     // The lock is held until the end of the cleanup. Without the lock, an agent that starts during the cleanup would

@@ -24,7 +24,7 @@ pub(super) struct FindingRow {
     found: String,
     /// The effect of the problem on traffic, and the remedy; absent if the check is `ok`.
     advice: Option<String>,
-    /// The section about the check; absent if the check is `ok`.
+    /// The section of the documentation about the check, as a path in the repository; absent if the check is `ok`.
     page: Option<String>,
 }
 

@@ -40,7 +40,7 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
-/// A difference between annotations and mappings is reported only if it lasts for this time.
+/// A difference between annotations, mappings and addresses is reported only if it lasts for this time.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Reads all facts about the Node once.

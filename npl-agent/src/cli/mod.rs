@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands of `npl-agent` except `run`. These commands load the kernel programs, show and check the state of the
-//! Node, remove NPL's kernel state, or retire every Node.
+//! The commands of `npl-agent` except `run`, and the commands of the kubectl plug-in. The commands load the kernel
+//! programs, show and check the state of the Node or cluster, remove NPL's kernel state, or retire every Node.
 
 pub mod bundle;
 pub mod cleanup;

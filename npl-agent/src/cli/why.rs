@@ -25,13 +25,13 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If standard output cannot be written.
+/// If NPL's maps cannot be read, or standard output cannot be written.
 pub async fn show(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     let mut explanation = match local::ask_why(&args.node.runtime_dir, &args.object).await {
         Ok(explanation) => explanation,
         Err(error) => {
             report_error(&anyhow::Error::new(error).context(format!(
-                "the chain is known to the running agent only; see `npl-agent status` and {}",
+                "only a running agent knows the chain of conditions; see `npl-agent status` and {}",
                 pages::NOT_READY
             )));
             return Ok(ExitCode::from(HealthVerdict::CannotTell.exit_code()));

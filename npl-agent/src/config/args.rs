@@ -65,11 +65,11 @@ const TOP_EXAMPLES: &str = "Examples:
 const BUNDLE_EXAMPLES: &str = "Examples:
   npl-agent bundle > npl-bundle.tar.gz             an archive of this Node
   npl-agent bundle --flows --file npl.tar.gz       with all flows and their clients
-  npl-agent bundle --output json | jq .[\"status.json\"].findings";
+  npl-agent bundle --output json | jq '.[\"status.json\"].findings'";
 
 const CLEANUP_EXAMPLES: &str = "Examples:
   npl-agent cleanup --dry-run                      what a cleanup of this Node would remove
-  npl-agent cleanup --dry-run --output json | jq -r .removals[].kind";
+  npl-agent cleanup --dry-run --output json | jq -r '.removals[].kind'";
 
 const MAPPINGS_EXAMPLES: &str = "Examples:
   npl-agent mappings                              all mappings of this Node
@@ -178,8 +178,8 @@ pub struct RunArgs {
     pub protocols: BTreeSet<Protocol>,
 
     /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each
-    /// device with a published address of the Node, a default route or another global address, and each tunnel; the
-    /// selection changes with the Node's devices.
+    /// device with a published address of the Node or a default route, each tunnel, and each device with another global
+    /// address that does not lead to Pods; the selection changes with the Node's devices.
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto", value_parser = value::devices)]
     pub devices: DeviceSelection,
 
@@ -260,9 +260,9 @@ pub struct RunArgs {
     )]
     pub bpffs: PathBuf,
 
-    /// Make room for this many flows of each IP family, from 4096 to 8388608. "auto" means one flow for each 32 KiB of
-    /// the machine's memory, but at least 32768 and at most 262144. docs/reference/sizes.md lists the memory of the
-    /// maps by number of CPUs.
+    /// Make room for this many flows of each IP family, from 4096 to 8388608. "auto" means about one flow for each 32
+    /// KiB of the machine's memory, at least 32768 and at most 262144; with many CPUs, the number is smaller.
+    /// docs/reference/sizes.md lists the memory of the maps by number of CPUs.
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 
@@ -402,7 +402,7 @@ pub struct StatusArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Count packets for this long to show them per second; 0s shows no rates.
+    /// Measure the packet rates over this time; 0s shows no rates.
     #[arg(long, env = "NPL_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = value::duration)]
     pub interval: Duration,
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hidden commands that the Pods of `kubectl npl test` and of `kubectl npl on` run.
+//! The hidden commands that the Pods of `kubectl npl test`, `kubectl npl on` and `kubectl npl bundle` run.
 
 use std::{fmt, str::FromStr};
 
@@ -18,7 +18,8 @@ pub enum EchoCommand {
         #[arg(value_name = "PROTOCOL,ADDRESS:PORT,BYTES", required = true)]
         probes: Vec<Probe>,
     },
-    /// Wait until the process is killed: keeps the Pod of `kubectl npl on NODE --create-pod` running.
+    /// Wait until the process is killed. Keeps the Pods of `kubectl npl on --create-pod` and of `kubectl npl bundle
+    /// --create-pods` running.
     Wait,
     /// Print the addresses of all network devices as a JSON array.
     Addresses,
@@ -38,7 +39,7 @@ pub struct EchoServeArgs {
     #[arg(long)]
     pub name: String,
 
-    /// The ports.
+    /// Listen on these ports, separated by commas.
     #[arg(long, value_name = "PROTOCOL:PORT", value_delimiter = ',', required = true)]
     pub listen: Vec<Listen>,
 }

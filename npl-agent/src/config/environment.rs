@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds environment variables that begin like those of the agent's flags but belong to no flag, such as a misspelled
-//! one.
+//! Finds environment variables with the prefix `NPL_` that belong to no flag, such as misspelled variables.
 
 use std::collections::BTreeSet;
 

@@ -93,9 +93,9 @@ pub enum KubectlCommand {
     /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, the results of
     /// `kubectl npl status`, `mappings` and `check`, and lists of the Nodes and agents. The command runs in the agents'
     /// Pods; with `--create-pods`, the archive also has the documents of Nodes where no agent runs. If the documents of
-    /// a Node cannot be read, the command continues with the other Nodes, and summary.json contains the reason. The archive
-    /// contains no Secret, no environment, no log, no label, and no annotation of other software. Exits with 2 if
-    /// documents of a Node or of the cluster are missing.
+    /// a Node cannot be read, the command continues with the other Nodes, and summary.json contains the reason. The
+    /// archive contains no Secret, no environment, no log, no label, and no annotation of other software. Exits with 2
+    /// if documents of a Node or of the cluster are missing, or if the created Pods cannot be removed.
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(ClusterBundleArgs),
     /// Run a command of the agent on a Node: status, mappings, why, flows, trace, doctor, bundle, cleanup. The command

@@ -39,7 +39,7 @@ pub struct Config {
     pub node_name: String,
     /// The kubeconfig file; the Pod's service account if `None`.
     pub kubeconfig: Option<PathBuf>,
-    /// The settings on which all decisions depend.
+    /// The settings on which the decisions about node ports depend.
     pub settings: Settings,
     /// The devices on which requests arrive.
     pub devices: DeviceSelection,

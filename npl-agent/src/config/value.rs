@@ -34,7 +34,7 @@ const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// The value is neither a keyword nor a list of addresses.
+    /// The value is neither a keyword nor a list of addresses or address ranges.
     #[error(transparent)]
     NodeIp(#[from] NodeIpSourceError),
     /// The value is a loopback, multicast or unspecified address.

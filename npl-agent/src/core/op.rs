@@ -25,7 +25,8 @@ pub enum Op {
         /// The change of the Pod's annotation or condition.
         value: PodWrite,
     },
-    /// Delete the mapping and the connection tracking entries of its endpoint.
+    /// Delete the mapping. If no other mapping has the same endpoint, the executor later deletes the conntrack entries
+    /// of the endpoint.
     RemoveMapping(Frontend),
     /// Remove these sources from the allowed sources of the mapping.
     ForgetSources(Frontend, BTreeSet<SourceRange>),
@@ -97,8 +98,8 @@ impl GateReason {
 pub enum Failure {
     /// For [`Op::Reserve`]: another process uses the node port. The Pod gets another node port.
     PortTaken,
-    /// For [`RecentTraffic::Refused`]: too recently, a packet arrived at the unmapped port, or the port's mapping was
-    /// removed. The Pod gets another port, if another port is free.
+    /// For [`RecentTraffic::Refused`]: the port is not reserved, because a packet arrived at the unmapped port, or the
+    /// port's mapping was removed, a short time ago. The Pod gets another port, if another port is free.
     RecentTraffic {
         /// The time from which the port counts as unused if no more packets arrive.
         until: Moment,
@@ -118,8 +119,8 @@ pub enum Failure {
     Gone,
 }
 
-/// The key under which the retry delay of an operation is stored: the operation's kind and object, without the new
-/// value.
+/// The key under which the retry delay of an operation is stored: the kind of the operation and the object that the
+/// operation changes, but not the values that the operation writes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RetryKey {
     Reserve(Frontend),

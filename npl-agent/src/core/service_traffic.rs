@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adds up the traffic of each Service from the counters of its mappings, for a fixed number of Service ports. The
-//! traffic of all other Service ports is one sum, so the sum over all series is the traffic of all mappings.
+//! Adds up the traffic of Service ports from the counters of their mappings. A limited number of Service ports have
+//! sums of their own. The traffic of all other Service ports is one sum, so the sum over all series is the traffic of
+//! all mappings.
 //!
 //! The counters of a mapping are removed with it, but the counters of a Service must never decrease. Therefore, each
 //! reading adds the growth of the mappings' counters to the Service's counters, which stay until the agent ends.
@@ -76,8 +77,8 @@ impl ServiceTraffic {
     }
 
     /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping drains,
-    /// because its Pod or Service is gone. Further Service ports are kept as long as there is room, in the order of
-    /// namespace, name and port.
+    /// because its Pod or Service is gone. New Service ports get sums of their own, in the order of namespace, name
+    /// and port, until `max` Service ports have such sums.
     pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<ServiceTarget>>) {
         let mut earlier = std::mem::take(&mut self.owners);
         let with_owner = owners

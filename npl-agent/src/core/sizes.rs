@@ -102,8 +102,8 @@ pub struct TableSizes {
 
 impl TableSizes {
     /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the
-    /// largest for which the machine has about 32 KiB of memory per flow, and for which all maps and the agent together
-    /// fit into the memory limit of the chart's container.
+    /// largest for which the machine has at least 24 KiB of memory per flow (three quarters of [`MEMORY_PER_FLOW`]),
+    /// and for which all maps and the agent together fit into the memory limit of the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory } = machine;
         if let MaxFlows::Flows(flows) = max_flows {

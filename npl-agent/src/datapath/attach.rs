@@ -176,7 +176,8 @@ impl Hooks {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        // A packet that runs another filter now has passed the place of the added filter, and still needs the old one.
+        // A packet on which another filter runs at this moment may already have passed the place of the temporary
+        // filter, so the packet still needs the old filter.
         sys::wait_for_packets_in_hooks();
         remove_filter(&device.name, direction, OWN_HANDLE);
         self.add_filter(device, direction, program, OWN_HANDLE)?;

@@ -288,7 +288,8 @@ impl DatapathError {
             "programs cannot be attached to a device: clients that reach the Node through this device are not served, \
              but all other clients are; the agent tries again"
         } else if self.is_full() {
-            "a map is full: the host's stack forwards the packets for which no entry could be added"
+            "the map that `err` names is full: some packets are not redirected, or NPL's filter is not moved ahead of other \
+             filters; docs/reference/maps.md states the effect for each map"
         } else {
             "the datapath does not match the Node's devices yet; the agent tries again"
         }
@@ -375,7 +376,7 @@ mod tests {
         let map = |code| DatapathError::map("write", "npl_pod_dev_v4")(MapError::SyscallError(syscall_error(code)));
         for (error, effect) in [
             (attach(libc::EPERM), "programs cannot be attached to a device"),
-            (map(libc::E2BIG), "a map is full"),
+            (map(libc::E2BIG), "the map that `err` names is full"),
             (map(libc::ENOMEM), "the datapath does not match the Node's devices"),
         ] {
             assert!(error.effect().starts_with(effect), "{error}");

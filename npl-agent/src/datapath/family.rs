@@ -84,9 +84,9 @@ pub(super) trait FamilyMaps: Send {
     /// Every entry in NPL's flow table of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the flow table's entries of these Pod endpoints. The entries of these flows in the half-open cache get
-    /// the phase "replied", so that these entries expire too. `seed` is the seed of the flows' hashes. Returns the
-    /// number of removed flow table entries.
+    /// Removes the flow table's entries of these Pod endpoints. In the half-open cache, the phase of these flows
+    /// changes from "established" to "replied", so that their half-open entries expire, too. `seed` is the seed of the
+    /// flows' hashes. Returns the number of removed flow table entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError>;
     /// The number of socket reverse NAT entries, and the maximum number of these entries.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
@@ -94,9 +94,9 @@ pub(super) trait FamilyMaps: Send {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the flow table's entries that have expired at `now`, a time of the kernel's monotonic clock. The entries
-    /// of these flows in the half-open cache get the phase "replied", so that these entries expire too. `seed` is the
-    /// seed of the flows' hashes.
+    /// Removes the flow table's entries that have expired at `now`, a time of the kernel's monotonic clock. In the
+    /// half-open cache, the phase of these flows changes from "established" to "replied", so that their half-open
+    /// entries expire, too. `seed` is the seed of the flows' hashes.
     fn remove_expired_flows(&mut self, now: Duration, seed: u64) -> Result<SweptFlows, DatapathError>;
 
     /// Clears the half-open entries that have expired according to `expiry`. Returns the number of cleared entries.

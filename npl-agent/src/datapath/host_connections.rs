@@ -44,7 +44,8 @@ impl Records {
     }
 
     fn write(&mut self, hash: u64, connection: &TranslatedConnection) -> Result<(), DatapathError> {
-        // The time is read for each connection, because a map with many connections takes several units of time.
+        // The time is read for each connection, because writing the records of many connections takes longer than one
+        // unit of time.
         let now = kernel_time();
         let slots = [host_connection::slot(hash), host_connection::second_slot(hash)];
         let read = |slot: u32| self.map.get(&slot, 0).map_err(DatapathError::map("read", self.name));

@@ -60,10 +60,10 @@ impl Datapath {
         Self::open_sized(bpffs, MaxFlows::Auto)
     }
 
-    /// Checks that the Node meets the requirements, adopts pinned maps and programs, and creates or loads missing ones.
-    /// Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`] replaces them. If a
-    /// pinned map has a different size than this agent needs, a new map replaces it. Mappings, allowed sources,
-    /// conntrack entries and socket reverse NAT entries are copied to the new maps.
+    /// Checks that the Node meets the requirements, adopts pinned maps and programs, creates missing maps and loads
+    /// missing programs. Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`]
+    /// replaces them. If a pinned map has a different size or different flags than this agent needs, a new map replaces
+    /// it. Mappings, allowed sources, conntrack entries and socket reverse NAT entries are copied to the new maps.
     ///
     /// # Errors
     ///

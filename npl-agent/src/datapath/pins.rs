@@ -5,9 +5,9 @@
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
 //! └── v2/                        one directory for each ABI version; an agent removes all others
 //!     ├── npl_config … npl_cnt_reason    maps, by name
-//!     ├── replaced/npl_flow_v4 …     maps with another number of elements, until their entries are copied
+//!     ├── replaced/npl_flow_v4 …     maps with another size or other flags, until their entries are copied
 //!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty directory that stands for a filter
-//!     ├── links/<ifindex>_out        egress, likewise
+//!     ├── links/<ifindex>_out        egress: a BPF link or an empty directory, as for ingress
 //!     ├── links/<ifindex>_pods       egress of a Pod's device: observes which packets the kernel stack forwards
 //!     ├── links/<ifindex>_xdp        BPF link of the XDP program
 //!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, or maps with a
-//! different maximum number of elements.
+//! different maximum number of elements or with different flags.
 //!
 //! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. With TCX, this
 //! agent's programs are attached ahead of the earlier programs. Without TCX, this agent's filters were added last, so
@@ -92,7 +92,7 @@ impl Predecessor {
                 see = pages::url(pages::ABI_UPGRADE),
                 map = name,
                 %error,
-                "cannot copy the entries of an earlier agent's map"
+                "cannot open a map of an earlier agent, so its entries are not copied: open connections may have to reconnect"
             );
         };
         opened.inspect_err(warn).ok()

@@ -460,7 +460,8 @@ impl Tables {
         Ok(CounterSample { total: plus(&both.total, &v6.total), ..both })
     }
 
-    /// Reads the counters of all mappings of an IP family. The total has each index once.
+    /// Reads the counters of all mappings of an IP family. Counters that several mappings have in common count once in
+    /// the total.
     fn read_counters_of(&self, family: Family) -> Result<CounterSample, DatapathError> {
         let mut sample = CounterSample { mappings: BTreeMap::new(), total: self.stats_of(shared_stats(family))? };
         let mut counted = BTreeSet::new();

@@ -67,7 +67,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
     thread.map_err(|error| DatapathError::OpenMap { name: LOGS, source: MapError::IoError(error) })?;
     // No page: only developers build with the feature `trace`.
     warn!(
-        "this is a trace build: the programs log each verdict on a packet of a mapping, which slows down every packet"
+        "this is a trace build: the programs log the verdict on each packet that they translate, drop or count under a reason, which slows down every packet"
     );
     Ok(())
 }

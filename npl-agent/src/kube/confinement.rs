@@ -86,9 +86,9 @@ fn log(found: Confinement) {
     } else {
         warn!(
             see = pages::url(&pages::of_check("admission_policy")),
-            "no admission policy confines this agent: its token may change labels and status of every Pod; apply the \
-             ValidatingAdmissionPolicy npl-agent and its binding of deploy/npl.yaml, and let its matchConditions name the \
-             agent's service account"
+            "no admission policy confines this agent: the agent's token may change labels and status of every Pod; \
+             apply the ValidatingAdmissionPolicy npl-agent and its binding from deploy/npl.yaml, and let the \
+             matchConditions of the policy name the agent's service account"
         );
     }
 }

@@ -164,7 +164,7 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
-/// Returns the field manager that is not the agent and owns the mapping annotation; `None` if no such manager exists.
+/// Returns the field manager, other than the agent, that owns the mapping annotation; `None` if no such manager exists.
 /// The owner is the manager that last changed the annotation's value.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));

@@ -43,7 +43,7 @@ use crate::{
 const CONTROLLER: &str = "npl-agent";
 /// The field `action` of the Events, which the API server requires.
 const ACTION: &str = "Publish";
-/// Time limit for sending one Event, including the request that increments the count of an existing Event.
+/// Time limit for sending one Event, including the requests that read and increment the count of an existing Event.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The number of Events that may be sent in a burst: one for each Pod of a large Node, because one cause may affect all
 /// these Pods.

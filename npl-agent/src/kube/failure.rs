@@ -12,8 +12,9 @@ pub use crate::metrics::FailureKind;
 /// the agent from receiving changes for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
-/// The number of consecutive 401 or 403 answers after which a refusal counts as final. An API server that has just
-/// started denies valid requests until its authorization cache is filled.
+/// After this number of 401 or 403 answers without a success in between, the agent acts on the refusal: at start, the
+/// agent exits; for a watch, the agent logs a warning. Earlier refusals are ignored, because an API server that has
+/// just started denies valid requests until its authorization cache is filled.
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {

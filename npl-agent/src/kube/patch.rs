@@ -243,8 +243,8 @@ impl PodPatcher {
     }
 }
 
-/// Returns the `Status` in the answer's body. If a proxy answered instead of the API server, returns a default
-/// `Status`.
+/// Returns the `Status` in the answer's body. If the body contains no `Status`, as in the answer of a proxy, returns a
+/// `Status` with only the HTTP status code.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
     status.code = code;

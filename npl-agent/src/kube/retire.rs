@@ -52,7 +52,7 @@ pub enum RetireError {
     /// The time limit has passed before every Node was retired.
     #[error(
         "{progress} after {timeout:?}: the agents' logs on the other Nodes state why; repeat the command, or uninstall \
-         without it and remove the remaining kernel state with deploy/cleanup.yaml"
+         NPL without this command and remove the remaining kernel state with deploy/cleanup.yaml"
     )]
     TimedOut {
         /// The progress when the time limit passed.
@@ -105,7 +105,7 @@ impl std::fmt::Display for Progress {
 ///
 /// # Errors
 ///
-/// If the API server refuses a request, or the time limit has passed.
+/// If the client cannot be created, if the API server refuses a request, or if the time limit has passed.
 pub async fn retire_all(target: &Target, mut report: impl FnMut(Progress)) -> Result<(), RetireError> {
     let (client, _url) = client::open(target.kubeconfig.as_deref(), "npl-agent").await?;
     let daemon_sets = match &target.namespace {

@@ -53,9 +53,10 @@ pub(super) const LIVENESS: Liveness = Liveness {
     ping_timeout: Duration::from_secs(15),
 };
 
-/// Builds kube's client stack with four changes. The client does not retry, because a retry minutes later would send an
-/// outdated patch. The client disables Nagle's algorithm, which delays a patch by 40 ms. TCP probes test silent
-/// connections. The client offers HTTP/2, because a ping of HTTP/2 also detects a dead API server behind a proxy.
+/// Builds kube's client stack with these changes. The client does not retry, because a retry minutes later would send
+/// an outdated patch. The client disables Nagle's algorithm, which can delay a patch by 40 ms. TCP probes test
+/// silent connections. The client offers HTTP/2, because a ping of HTTP/2 also detects a dead API server behind a
+/// proxy. [`TokenFile`] reads the service account token.
 pub(super) fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);

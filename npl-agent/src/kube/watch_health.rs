@@ -63,8 +63,8 @@ impl WatchObserver for Observers {
 }
 
 /// Logs when a watch fails and when it recovers. The first failure of each kind causes a warning immediately, and
-/// further failures of this kind at most one warning per minute. Refusals (401 or 403) cause a warning only from the
-/// third refusal since the last success on, and an expired resource version causes none.
+/// further failures of this kind at most one warning per minute. A refusal (401 or 403) causes a warning only if it is
+/// at least the third refusal since the last success. An expired resource version causes no warning.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,

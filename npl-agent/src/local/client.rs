@@ -49,7 +49,7 @@ pub enum AskError {
 ///
 /// # Errors
 ///
-/// If no agent answers.
+/// If no agent answers, or if the answer is not usable.
 pub async fn ask(folder: &Path) -> Result<AgentView, AskError> {
     get(folder, "/v1/state").await
 }
@@ -58,7 +58,7 @@ pub async fn ask(folder: &Path) -> Result<AgentView, AskError> {
 ///
 /// # Errors
 ///
-/// If no agent answers.
+/// If no agent answers, or if the answer is not usable.
 pub async fn ask_why(folder: &Path, question: &Question) -> Result<Explanation, AskError> {
     get(folder, &format!("/v1/why/{}", question.path())).await
 }

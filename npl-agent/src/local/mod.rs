@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The local socket of the running agent: a Unix socket through which root, and no other user, of the same Node can
-//! read the agent's state.
+//! The local socket of the running agent: a Unix socket from which only root on the same Node can read the agent's
+//! state.
 //!
 //! The agent answers only GET requests on the socket, and no GET request changes the agent's state. The protocol is
 //! HTTP, so that `curl --unix-socket` can also read the state.

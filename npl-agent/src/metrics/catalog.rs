@@ -90,7 +90,7 @@ meanings! {
     PATCH_OUTCOMES of PatchOutcome {
         Patched: "The API server applied the patch.",
         Gone: "The Pod is deleted.",
-        Denied: "RBAC or an admission policy denies the patch; apply `deploy/npl.yaml`.",
+        Denied: "The API server rejects the credentials (401) or denies the patch (403); apply `deploy/npl.yaml`.",
         Refused: "The API server rejects the annotation; the agent's log has the answer.",
         Unavailable: "The API server cannot answer at the moment; the agent retries with a back-off.",
         Unreachable: "The connection to the API server failed; the agent retries with a back-off.",
@@ -201,7 +201,10 @@ const fn of_service(last: Label) -> [Label; 5] {
     [
         Label { name: "service_namespace", values: Values::Names("Namespace of the Service, or `_other`.") },
         Label { name: "service_name", values: Values::Names("Name of the Service, or `_other`.") },
-        Label { name: "pod_port", values: Values::Names("Pod port to which the Service leads, or `_other`.") },
+        Label {
+            name: "pod_port",
+            values: Values::Names("Number of the Pod port to which the Service leads, or `_other`."),
+        },
         Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp`, `sctp` or `_other`.") },
         last,
     ]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The counters of the kernel programs. The agent reads them only when Prometheus scrapes the agent.
+//! The counters of the kernel programs, as metrics. The values are read from the kernel at each scrape.
 
 use std::{fmt, sync::Arc};
 

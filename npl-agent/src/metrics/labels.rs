@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The values of metric labels. Each label has a fixed set of values, except the names of the Node's uplinks, so that the
-//! number of time series is limited.
+//! The values of metric labels. Each label in this file has a fixed set of values, except the label with the names of
+//! the Node's uplinks, so that the number of time series is limited.
 
 use std::fmt::{self, Write as _};
 
@@ -18,7 +18,8 @@ pub enum OpOutcome {
     Done,
     /// Another process has bound the node port, and the agent tries another port.
     PortTaken,
-    /// Clients of a previous mapping still send packets to the node port, and the agent tries another port.
+    /// Packets arrived at the node port recently without a mapping, or the port's mapping was removed recently; the
+    /// agent tries another port.
     RecentTraffic,
     /// The op failed, and the agent retries the op after a delay.
     Retry,
@@ -45,7 +46,7 @@ pub enum PatchOutcome {
     Patched,
     /// The Pod was deleted.
     Gone,
-    /// The agent lacks a permission.
+    /// The API server answered 401 or 403: it rejects the agent's credentials or denies the permission.
     Denied,
     /// The API server or an admission policy rejected the patch.
     Refused,

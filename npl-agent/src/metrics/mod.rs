@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Prometheus metrics of the agent. The values of labels come from fixed sets or are names of the Node's uplinks, and
-//! do not contain names of Pods, so that the number of time series does not grow with the cluster.
+//! The Prometheus metrics of the agent. The values of labels come from fixed sets, or are names of the Node's uplinks
+//! or, up to the limit of `--service-metrics`, names of Services. No label has names of Pods, so that the number of
+//! time series does not grow with the cluster.
 
 mod catalog;
 mod datapath;

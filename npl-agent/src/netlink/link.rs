@@ -122,9 +122,9 @@ fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Returns whether a GRE device has a remote address or, with `external`, gets the remote address from a route. A GRE
-/// device without any remote address adds the outer header before its TC egress hook runs, so the programs cannot parse
-/// its packets (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
+/// Returns whether a GRE device has a remote address or, with `external`, takes the remote address from the tunnel
+/// metadata of each packet. A GRE device without any remote address adds the outer header before its TC egress hook
+/// runs, so the programs cannot parse its packets (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
 fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

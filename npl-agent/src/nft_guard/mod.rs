@@ -240,7 +240,7 @@ struct Worker {
     /// Whether the last check found that replies must be exempted from masquerading, for example because the Node has
     /// source NAT rules.
     was_needed: bool,
-    /// Whether the last change of the table failed. The agent logs only a change of this value.
+    /// Whether the last change of the table failed. Of several failures in succession, the agent logs only the first.
     is_failing: Last<bool>,
     /// Whether the table exempts endpoints from masquerading. The agent logs only a change of this value.
     keeps_sources: Last<bool>,

@@ -127,7 +127,7 @@ pub(super) mod conntrack {
     pub(in super::super) const ORIGINAL: u16 = 1;
     pub(in super::super) const STATUS: u16 = 3;
     pub(in super::super) const PROTOCOL_STATE: u16 = 4;
-    /// In seconds.
+    /// The time in seconds until kernel conntrack removes the entry.
     pub(in super::super) const TIMEOUT: u16 = 7;
     pub(in super::super) const ADDRESSES: u16 = 1;
     pub(in super::super) const PROTOCOL: u16 = 2;
@@ -142,8 +142,8 @@ pub(super) mod conntrack {
     pub(in super::super) const TCP_STATE: u16 = 1;
     /// The states of TCP connections that have ended: `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
     pub(in super::super) const ENDED: [u8; 2] = [7, 8];
-    /// `IPS_ASSURED`: for UDP, the flow is a stream. In Linux before 5.16, and 5.10 before 5.10.80, also a flow with a
-    /// packet after its first reply has this status.
+    /// `IPS_ASSURED`: for UDP, the flow is a stream. Kernels before Linux 5.16, except 5.10.80 and later 5.10 releases,
+    /// also set this status for a flow with a packet after its first reply.
     pub(in super::super) const ASSURED: u32 = 1 << 2;
     /// `IPS_DST_NAT`: the connection's destination is translated.
     pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;

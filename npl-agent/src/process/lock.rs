@@ -38,7 +38,7 @@ pub enum LockError {
     )]
     AlreadyRunning,
     /// The directory could not be created, opened or locked.
-    #[error("prevent a second npl-agent on this Node: lock the folder {}; run the agent as root", folder.display())]
+    #[error("lock the folder {} to exclude a second npl-agent on this Node; run npl-agent as root", folder.display())]
     Folder {
         /// The path of the directory.
         folder: PathBuf,

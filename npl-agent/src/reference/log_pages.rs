@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that each warning and each error in the logs of the agent and the feed names the section of the documents for
-//! operators.
+//! Tests that the first field of each `warn!` and `error!` of the agent and the feed is `see`, the URL of a section of
+//! the documents for operators. A comment `// No page: …` on the line before exempts a call.
 
 use std::{fs, path::Path};
 

@@ -40,6 +40,6 @@ fn rows(label: &Label) -> Vec<Vec<String>> {
         Values::Reasons => vec![row("a reason".to_owned(), "[Reasons](reasons.md).")],
         Values::EventReasons => vec![row("the reason of an Event".to_owned(), "[Events](events.md).")],
         Values::Build(meaning) => vec![row("one value".to_owned(), meaning)],
-        Values::Names(meaning) => vec![row("a name".to_owned(), meaning)],
+        Values::Names(meaning) => vec![row("any value".to_owned(), meaning)],
     }
 }

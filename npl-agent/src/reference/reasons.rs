@@ -19,7 +19,7 @@ macro_rules! advice {
 advice! {
     NoMapping:
         cause "A load balancer with an outdated member, a port scan of the range, a reply to a connection of the Node that uses a port of the range.",
-        action "Compare load balancer members with `npl-agent mappings`. Constant low numbers are normal.";
+        action "Compare load balancer members with `npl-agent mappings`. A constant low rate is normal.";
     EarlyFragment:
         cause "A fragment arrived before the first fragment of its datagram.",
         action "None: the copy is translated when the first fragment arrives. If datagrams are lost while the counter grows, see [fragmented UDP](../troubleshoot.md#published-but-clients-do-not-connect).";
@@ -48,7 +48,7 @@ advice! {
         cause "The source is not in `allowed-source-ranges` of any Service of the mapping.",
         action "If clients with this source should be admitted, add the source to the list. The list must contain the source address of the packets that arrive at the Node: behind SNAT, this is the load balancer's address.";
     HostConnection:
-        cause "The packet belongs to a connection that the Node opened or masquerades with a source port of the range.",
+        cause "The packet belongs to a connection that the Node opened or masquerades with a source port of the range, or to a connection to a node port that rules of other software have accepted.",
         action "None: the packet correctly reaches the host.";
     Ipv6ExtensionHeaders:
         cause "The packet has more than six extension headers, an extension header that is cut off, or a source route with segments left.",
@@ -68,8 +68,8 @@ pub(super) fn body() -> String {
     let mut text = format!(
         "`npl-agent status` and the metric [`npl_datapath_reason_packets_total`](metrics.md#npl_datapath_reason_packets_total) \
          show the counters by name, the map [`{MAP_REASON}`](maps.md) by number.\n\
-         A packet is not counted if no mapping could match it even if every port of the node port range were mapped, for \
-         example because its destination port is outside of the range. Of a fragmented datagram that is passed \
+         Packets that no mapping could ever match are not counted, for example packets to a port outside of the node port \
+         range. Of a fragmented datagram that is passed \
          unchanged, only the first fragment is counted.\n\
          A packet that is passed unchanged goes to the next program of the hook, and then to the host's stack. Each \
          reason has a section with the typical cause and the action.\n\n{table}"

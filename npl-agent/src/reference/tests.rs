@@ -43,7 +43,7 @@ fn the_table_of_networks_is_current() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
     let committed = fs::read_to_string(&file).unwrap();
     let [begin, end] = networks::MARKS;
-    let (before, rest) = committed.split_once(begin).expect("the begin of the table");
+    let (before, rest) = committed.split_once(begin).expect("the beginning of the table");
     let (_, after) = rest.split_once(end).expect("the end of the table");
     let current = format!("{before}{begin}\n\n{}\n{end}{after}", networks::body());
     if env::var_os(UPDATE).is_some() {

@@ -73,9 +73,8 @@ pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::
 #[btf_map(name = "npl_frag_v4")]
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
-/// port range. The kernel programs write this map. The agent adds connections that other software translates, and
-/// clears the map after a take-over from another ABI version.
+/// Host connections, see [`npl_common::host_connection`]. The kernel programs write this map. The agent adds
+/// connections that other software translates, and clears the map after a take-over from another ABI version.
 #[btf_map(name = "npl_hostconn_v4")]
 pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
@@ -144,9 +143,8 @@ pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
-/// Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
-/// port range. The kernel programs write this map. The agent adds connections that other software translates, and
-/// clears the map after a take-over from another ABI version.
+/// Host connections, see [`npl_common::host_connection`]. The kernel programs write this map. The agent adds
+/// connections that other software translates, and clears the map after a take-over from another ABI version.
 #[btf_map(name = "npl_hostconn_v6")]
 pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 

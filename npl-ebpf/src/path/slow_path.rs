@@ -173,7 +173,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
         return trace::decide(Verdict::UNRELATED);
     };
     // A packet whose header or length is unknown, such as a first fragment of SCTP, creates no record. Other packets of
-    // the connection do.
+    // the connection create the record.
     if let Ok(segment) = packet.segment(ctx) {
         host_connection::record_leaving(&packet, segment);
     }

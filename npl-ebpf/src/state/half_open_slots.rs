@@ -2,9 +2,10 @@
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
 //! A flow's slot contains a copy of the flow's entry in the flow table, or the entry of a half-open flow of UDP or
-//! SCTP. If the agent or a program removes the entry from the flow table, the copy gets another phase. A handshake's
-//! slot contains an entry with one of three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
-//! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
+//! SCTP. If the agent or a program removes the entry from the flow table, the copy gets another phase or is cleared. A
+//! handshake's slot contains an entry with one of three kinds of keys:
+//! [`handshake_key`](npl_common::conntrack::handshake_key), [`reply_key`](npl_common::conntrack::reply_key) or
+//! [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
     half_open,

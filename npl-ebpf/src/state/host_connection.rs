@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
-//! port range, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote host in place of
-//! the client, and the Node in place of the Pod.
+//! Records of host connections, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote
+//! host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{
     config::Config,
@@ -43,7 +42,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     let now = coarse_seconds();
     if let Some(slot) = slot::<F>(hash, now) {
         let word = slot.load();
-        // Cilium's masquerading keeps a UDP connection for 60 s, so its record gets the lifetime of a stream.
+        // Cilium's masquerading keeps a UDP connection for 60 s, so the record of a masqueraded packet gets the
+        // lifetime of a stream.
         let entry = if is_of_node {
             host_connection::renewed(word, hash, protocol, now)
         } else {
@@ -57,7 +57,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of the record.
+/// Whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of the
+/// record.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);

@@ -84,7 +84,7 @@ pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival:
     }
 }
 
-/// If [`note_last`] has stored the key of the current packet, a last fragment: re-injects the saved first fragment of
+/// If the current packet is a last fragment whose key [`note_last`] has stored, re-injects the saved first fragment of
 /// the same datagram. If no first fragment of the datagram is saved and the slot is free, stores the length of an SCTP
 /// datagram for a first fragment that arrives later. Returns `false` if the last fragment could not be restored to its
 /// skb and is lost.

@@ -75,6 +75,6 @@ fn the_ports_are_those_of_the_command_line() {
     let service = object("Service");
     let document = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/load-balancers.md")).unwrap();
     for port in service["spec"]["ports"].as_array().unwrap() {
-        assert!(document.contains(&format!("`{}`", port["nodePort"])), "the document names {port}");
+        assert!(document.contains(&format!("`{}`", port["nodePort"])), "docs/load-balancers.md must name {port}");
     }
 }

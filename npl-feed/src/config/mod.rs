@@ -21,8 +21,9 @@ pub struct Config {
     pub xds: Listen,
 
     /// The maximum number of names to which all xDS streams together may subscribe, including the names of wildcard
-    /// subscriptions. If a request exceeds the maximum, the streams with the most names end. Each load balancer subscribes to about
-    /// two names for each Service port: its cluster and its endpoints. A name takes up to 500 bytes of memory.
+    /// subscriptions. If a request exceeds the maximum, the streams with the most names end. Each load balancer
+    /// subscribes to about two names for each Service port: its cluster and its endpoints. A name takes up to 500 bytes
+    /// of memory.
     #[arg(long, env = "NPL_FEED_XDS_MAX_NAMES", value_name = "COUNT", default_value_t = 100_000)]
     pub xds_max_names: usize,
 
@@ -65,8 +66,8 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
-    /// After SIGTERM, serve for this time before the program ends, so that the Nodes' kube-proxy stops sending clients
-    /// to this replica first. Give the Pod a `terminationGracePeriodSeconds` that is longer.
+    /// After SIGTERM, serve for this time before the program ends, so that kube-proxy on the Nodes stops sending
+    /// clients to this replica before the replica stops. Give the Pod a longer `terminationGracePeriodSeconds`.
     #[arg(
         long,
         env = "NPL_FEED_SHUTDOWN_DELAY",
@@ -107,7 +108,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The files of TLS; `None` without TLS.
+    /// The certificate and key files of TLS; `None` if the feed serves without TLS.
     pub fn tls(&self) -> Option<TlsFiles> {
         let (cert, key) = (self.tls_cert.clone()?, self.tls_key.clone()?);
         Some(TlsFiles { cert, key, client_ca: self.tls_client_ca.clone() })

@@ -30,7 +30,7 @@ pub enum LeftOut {
     ForeignAddress,
     /// The node port in the entry is outside `--port-range` and is not a host port of the Pod.
     PortOutOfRange,
-    /// The Pod is on the host network, and the node port in the entry is not the Pod's port.
+    /// The Pod is on the host network, and the node port in the entry differs from the Pod port in the entry.
     OtherPodPort,
     /// Another Pod, whose [`Claim`] takes precedence, publishes the same address, node port and protocol.
     Contested,
@@ -114,7 +114,8 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
 
 /// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
 /// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client. If
-/// the writers do not decide, the older Pod has the lower claim.
+/// both annotations were written by an agent, or both by other clients, the older Pod has the lower claim; of Pods of
+/// the same age, the one whose key (namespace and name) sorts first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,
@@ -183,7 +184,8 @@ pub struct Withdrawn {
 pub struct Served {
     /// The Pod's fields that the feed reads, as last received from the API server.
     pub pod: Pod,
-    /// The name and zone of the Pod's Node; empty if the Node is unknown.
+    /// The name and the zone of the Pod's Node. The name is empty if the Pod is not scheduled; the zone is empty if the
+    /// Node is unknown or has no zone.
     pub place: (Arc<str>, Arc<str>),
     /// The entries that can lead to the Pod.
     pub entries: Vec<Entry>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random bytes, changed queries and random names: each is answered or refused, and causes no panic.
+//! Tests that the DNS server answers or refuses random bytes, changed queries and random names, and that no task
+//! panics.
 
 use futures::StreamExt as _;
 use hickory_server::{
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{core::tests::snapshot, panics};
 
-/// Names of all kinds that the zone has, and of another zone.
+/// Names of all kinds that the zone has, and a name of another zone.
 const NAMES: [&str; 7] = [
     HTTP,
     "npl.internal.",
@@ -100,7 +101,7 @@ proptest! {
         });
     }
 
-    /// Labels of any bytes are names that have no records, unless the zone has them.
+    /// A name with labels of any bytes gets a negative answer, unless the zone contains the name.
     #[test]
     fn every_name_has_an_answer(
         labels in prop::collection::vec(prop_oneof![

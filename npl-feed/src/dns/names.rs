@@ -33,7 +33,7 @@ pub(super) enum Place {
     Nothing,
 }
 
-/// Parses a name below the zone; `None` if the name is not below the zone.
+/// Parses the name of the zone or a name below the zone; `None` for any other name.
 pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
     if !zone.zone_of(name) {
         return None;

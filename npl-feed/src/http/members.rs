@@ -65,7 +65,8 @@ pub(super) fn all(snapshot: &Snapshot, interfaces: &Interfaces) -> Vec<u8> {
     encode(&ServiceMembers { version: snapshot.version().to_string(), ports })
 }
 
-/// Returns the version of the members of a Service; `None` if the Service does not exist.
+/// Returns the version of the members of a Service; `None` if the snapshot does not contain the
+/// Service.
 pub(super) fn version_of_service(snapshot: &Snapshot, namespace: &str, service: &str) -> Option<Version> {
     let mut groups = snapshot.service(namespace, service).peekable();
     groups.peek()?;

@@ -44,7 +44,7 @@ pub const OPENAPI: &str = include_str!("openapi.json");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// The maximum number of long polls that wait for a change. Further ones are answered at once.
+/// The maximum number of long polls that wait for a change. Further long polls are answered at once.
 const MOST_WAITING: usize = 4096;
 
 /// The state that all HTTP handlers share.

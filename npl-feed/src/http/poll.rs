@@ -14,8 +14,9 @@ use tokio::time::{Instant, timeout_at};
 use super::{Context, problem, view::View, with_body};
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The value of the header `If-None-Match`; `None` if the request has no such header, or a longer one than any list of
-/// the feed's own versions that a client has reason to send. The other headers take no memory while the request waits.
+/// The value of the header `If-None-Match`; `None` if the request has no such header, or if the header is longer than
+/// [`LONGEST_ETAGS`]: no client has a reason to send that many versions. Only this header is copied, so the other
+/// headers take no memory while the request waits.
 pub(super) struct Etags(Option<String>);
 
 /// The maximum length of the header `If-None-Match` in bytes.
@@ -83,12 +84,13 @@ impl Poll {
         let wait = Some(text).filter(|text| text.len() <= LONGEST_INDEX).and_then(seconds);
         wait.map(|wait| wait.min(LONGEST_WAIT)).ok_or_else(|| {
             let shown: String = text.chars().take(LONGEST_INDEX).collect();
-            format!("wait={shown} is no duration: give seconds or minutes, such as wait=30s")
+            format!("wait={shown} is not a duration: give seconds or minutes, such as wait=30s")
         })
     }
 
-    /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, answers
-    /// 304 if the client has sent the current version as its `ETag`; otherwise, with the current version.
+    /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, or if
+    /// too many long polls wait, the answer is 304 if the client has sent the current version as its `ETag`, and the
+    /// current version otherwise.
     pub(super) async fn answer(&self, context: &Context, etags: &Etags, view: &View) -> Response {
         let wait = match self.wait() {
             Ok(wait) => wait,
@@ -117,7 +119,7 @@ impl Poll {
                 return respond(context, view, version, &snapshot, etags);
             }
             drop(snapshot);
-            // A timeout is no error: if the waiting time is over, the next iteration of the loop answers with the
+            // A timeout is not an error: if the waiting time is over, the next iteration of the loop answers with the
             // current version.
             if let Ok(Err(_closed)) = timeout_at(until, published.changed()).await {
                 return problem(StatusCode::SERVICE_UNAVAILABLE, "the feed is ending");
@@ -126,7 +128,7 @@ impl Poll {
     }
 }
 
-/// Answers with the version of the view; with 304 if the client has sent this version as its `ETag`.
+/// Answers with the body of the view, or with 304 if the client has sent the view's version as its `ETag`.
 fn respond(context: &Context, view: &View, version: Version, snapshot: &Snapshot, etags: Option<&str>) -> Response {
     let Ok(etag) = HeaderValue::try_from(etag(version)) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();

@@ -36,7 +36,8 @@ pub(super) enum View {
 }
 
 impl View {
-    /// Returns the version of the view's content; `None` if the Service or port does not exist.
+    /// Returns the version of the view's content; `None` if the snapshot does not contain the view's
+    /// Service or port.
     pub(super) fn version(&self, snapshot: &Snapshot) -> Option<Version> {
         match self {
             Self::Members | Self::Traefik | Self::Prometheus => Some(snapshot.version()),
@@ -109,7 +110,7 @@ pub(super) struct Cache(Mutex<Bodies>);
 #[derive(Debug, Default)]
 struct Bodies {
     by_view: BTreeMap<View, CachedBody>,
-    /// The number of bodies at which those that no answer contains are removed.
+    /// The number of cached bodies at which the cache removes the bodies that are no longer in memory.
     prune_at: usize,
 }
 
@@ -134,18 +135,18 @@ impl AsRef<[u8]> for Rendered {
     }
 }
 
-/// The smallest number of bodies at which bodies that no answer contains are removed.
+/// The lowest value of [`Bodies::prune_at`] after the first removal.
 const PRUNE_AT_LEAST: usize = 64;
 
 impl Cache {
-    /// Returns the body of a view, which is rendered unless an answer contains the same version already.
+    /// Returns the body of a view. The body is rendered only if no body of the same version is in memory.
     pub(super) fn get(&self, view: &View, version: Version, snapshot: &Snapshot, interfaces: &Interfaces) -> Bytes {
         // Names of absent services are not kept, because clients could choose any number of them.
         if version == Version::default() {
             return view.render(snapshot, interfaces).into();
         }
         let body = self.body(view, version);
-        // Requests for other views do not wait for the rendering.
+        // The lock is not held here, so requests for other views do not wait for the rendering.
         body.0.get_or_init(|| view.render(snapshot, interfaces));
         Bytes::from_owner(Rendered(body))
     }

@@ -32,7 +32,8 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    /// Encodes the resource as `Any`: all bytes except the shared ones, and the length of all bytes.
+    /// Returns the resource encoded as `Any`, in two parts: the bytes before the shared bytes, and the shared bytes.
+    /// The length of the field `value`, which the first part contains, counts the shared bytes.
     fn any(self) -> (Vec<u8>, Bytes) {
         let mut any = Any { type_url: self.type_url, value: Vec::new() }.encode_to_vec();
         start_field(VALUE, self.head.len() + self.shared.len(), &mut any);

@@ -13,7 +13,8 @@ use tonic::Status;
 use super::request::{self, LARGEST};
 use crate::client_memory::IncompleteRequest;
 
-/// The head of a gRPC message: the compression flag, and the length as a 32-bit number.
+/// The length in bytes of the head of a gRPC message: the compression flag, and the length of the content as a 32-bit
+/// number.
 const HEAD: usize = 5;
 
 /// The requests of a stream.
@@ -58,7 +59,8 @@ where
         }
     }
 
-    /// Appends received bytes. The buffer grows by doubling, but not beyond the end of the incomplete request.
+    /// Appends received bytes. The buffer grows by doubling, but not beyond the end of the incomplete request, unless
+    /// bytes of the next request have arrived.
     fn append(&mut self, data: &[u8]) {
         let needed = self.buffer.len() + data.len();
         if needed > self.buffer.capacity() {
@@ -115,8 +117,8 @@ mod tests {
         [&[0][..], &u32::try_from(content.len()).unwrap().to_be_bytes(), &content].concat()
     }
 
-    /// Reads requests that arrive in frames of this size. Returns their nonces, and the largest and the last number of
-    /// bytes in memory.
+    /// Reads requests that arrive in frames of this size. Returns the nonces of the requests, and the number of bytes
+    /// that are in memory after the last frame.
     fn read(bytes: &[u8], size: usize) -> (Vec<String>, usize) {
         let memory = ClientMemory::default();
         let client = memory.connect(Interface::Xds, Arc::default());

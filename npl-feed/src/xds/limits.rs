@@ -49,7 +49,8 @@ impl Names {
         }
     }
 
-    /// Removes the stream with the most names, of several the newest, and signals its end.
+    /// Removes the stream with the most names, and signals its end. If several streams have the same number of names,
+    /// the newest of them ends.
     fn end_largest(&mut self) {
         let largest = self.by_stream.iter().max_by_key(|(number, (names, _))| (*names, **number));
         if let Some((number, (names, ended))) = largest.map(|(number, (names, ended))| (*number, (*names, ended))) {
@@ -101,9 +102,9 @@ impl OpenStream {
         self.status.set_xds_names(all.sum);
     }
 
-    /// Records the number of names to which the stream subscribes now, because of a request. If the sum over all streams
-    /// exceeds the limit, ends the streams with the most names, so that a client with few names is not affected by
-    /// clients with many. Returns whether this stream continues.
+    /// Records the number of names to which the stream subscribes now, because of a request. If the sum over all
+    /// streams exceeds the limit, ends the streams with the most names, so that clients with many names do not affect a
+    /// client with few names. Returns whether this stream continues.
     pub(super) fn request_names(&self, names: usize) -> bool {
         let most = self.limits.most_names;
         let mut all = self.limits.names();

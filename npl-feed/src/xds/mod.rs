@@ -3,7 +3,7 @@
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
 //! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a
-//! slow client. Responses with the same version of a Service port share its encoded endpoints.
+//! slow client. Responses with the same version of a Service port share the encoded endpoints of this port.
 
 mod delta;
 mod encode;
@@ -75,7 +75,7 @@ pub fn router(published: Published, status: Arc<Status>, most_names: usize) -> R
     Router::new()
         .route(STATE_OF_THE_WORLD, post(open::<StateOfTheWorld>))
         .route(DELTA, post(open::<Delta>))
-        .fallback(|| async { unimplemented("the feed serves only aggregated discovery") })
+        .fallback(|| async { unimplemented("the feed serves only the aggregated discovery service (ADS) of xDS v3") })
         .with_state(Discovery { published, status, limits: Limits::new(most_names) })
 }
 
@@ -91,7 +91,7 @@ async fn open<S: Session>(
 ) -> Response {
     let Discovery { published, status, limits } = discovery;
     if request.headers().get("grpc-encoding").is_some_and(|encoding| encoding != "identity") {
-        return unimplemented("the feed reads no compressed requests");
+        return unimplemented("the feed does not read compressed requests: disable compression in the client");
     }
     let Some(stream) = limits.open(&status) else {
         status.count_refused("xds", ClientRefusal::Streams);
@@ -206,7 +206,8 @@ impl<S: Session> Serving<'_, S> {
     async fn answer(&mut self, request: &S::Request, snapshot: &Snapshot) -> Result<(), tonic::Status> {
         let Subscribed { kind, event, due } = self.session.subscribe(request);
         self.status.count_xds(kind, event);
-        // The names are counted before a response is built, and again with the names of a wildcard subscription.
+        // The names are counted before a response is built, and again after it is built, because a response to a
+        // wildcard subscription adds names.
         self.count_names()?;
         let Some((kind, is_due)) = due else { return Ok(()) };
         self.respond(kind, snapshot, is_due).await?;

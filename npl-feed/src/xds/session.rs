@@ -34,7 +34,7 @@ pub(super) trait Session: Default + Send + 'static {
 
 /// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
-/// Returns whether a resource can have this name or version. The feed ignores longer ones.
+/// Returns whether a resource can have this name or version. The feed ignores longer names and versions.
 pub(super) const fn is_short_enough(name: &str) -> bool {
     name.len() <= LONGEST_NAME
 }

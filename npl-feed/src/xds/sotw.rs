@@ -25,8 +25,8 @@ pub(super) struct StateOfTheWorld {
 struct Subscription {
     is_wildcard: bool,
     /// Whether a request for resources of this type has named resources. After such a request, an empty list of names
-    /// unsubscribes from all resources. Before it, an empty list of clusters or listeners is a wildcard subscription;
-    /// for endpoints and routes, it subscribes to nothing.
+    /// unsubscribes from all resources. Before such a request, an empty list of clusters or listeners is a wildcard
+    /// subscription, and an empty list of endpoints or routes subscribes to nothing.
     has_named: bool,
     names: BTreeSet<String>,
     /// By name: the versions of the resources that were sent to the client.

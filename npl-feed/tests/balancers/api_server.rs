@@ -46,7 +46,8 @@ impl Running {
     }
 }
 
-/// The program of the release, if the test command has built it; otherwise, the program that was built with this test.
+/// The release build of the program, if the test command has built one (`NPL_FEED`); otherwise, the program that was
+/// built with this test.
 pub(crate) fn feed_program() -> PathBuf {
     env::var_os("NPL_FEED").map_or_else(|| env!("CARGO_BIN_EXE_npl-feed").into(), PathBuf::from)
 }
@@ -60,7 +61,7 @@ pub(crate) fn start(folder: &Path, name: &str, command: &mut Command) -> Running
 impl ControlPlane {
     fn start() -> Self {
         let variables = ["KUBEBUILDER_ASSETS", "NPL_CONTROL_PLANE_DIR"];
-        let binaries = variables.iter().find_map(env::var_os).expect("NPL_CONTROL_PLANE_DIR, as xtask sets it");
+        let binaries = variables.iter().find_map(env::var_os).expect("set NPL_CONTROL_PLANE_DIR, as xtask does");
         let binaries = PathBuf::from(binaries);
         let folder = Folder::new("api-server");
         let etcd = ["etcd", "server"].map(|name| binaries.join(name)).into_iter().find(|path| path.exists()).unwrap();
@@ -225,8 +226,8 @@ fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPla
     assert!(body.is_empty() && errors.contains("(NotFound)") && errors.contains("pods \""), "{body}{errors}");
 }
 
-/// A deleted replica serves changes of the cluster by all interfaces until its delay ends, because the Nodes'
-/// kube-proxy still sends clients to the replica. The delay of this test's replica exceeds the test's time limit.
+/// A deleted replica serves changes of the cluster by all interfaces until its delay ends, because kube-proxy on the
+/// Nodes may still send clients to the replica. The delay of this test's replica exceeds the test's time limit.
 fn a_replica_serves_after_sigterm_until_a_second_sigterm(mut feed: Running, plane: &ControlPlane) {
     feed.terminate();
     until("log line about the delay", || plane.log().contains("SIGTERM: the feed serves").then_some(()));

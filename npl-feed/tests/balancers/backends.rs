@@ -64,8 +64,8 @@ impl Backends {
         self.start_crashing(pod, address);
     }
 
-    /// Starts a server that accepts connections, and resets each of them when a request arrives, as the kernel does with
-    /// the connections of a process that crashes. Returns the number of requests that have arrived.
+    /// Starts a server that accepts connections, and resets each of them when a request arrives, as the kernel does
+    /// with the connections of a process that crashes. Returns the counter of the requests that have arrived.
     pub(crate) fn start_crashing(&mut self, pod: &str, address: SocketAddr) -> Arc<AtomicUsize> {
         let (stop, stopped) = oneshot::channel();
         let received = Arc::<AtomicUsize>::default();
@@ -92,7 +92,7 @@ async fn reset_all(listener: &TcpListener, received: &Arc<AtomicUsize>) {
 
 async fn reset_after_request(mut stream: TcpStream, received: Arc<AtomicUsize>) {
     let mut request = [0; 1024];
-    // Without a request, the connection is one of a health check, and is closed without a reset.
+    // A connection without a request comes from a health check, and is closed without a reset.
     if stream.read(&mut request).await.is_ok_and(|length| length > 0) {
         received.fetch_add(1, Ordering::SeqCst);
         stream.set_zero_linger().unwrap();

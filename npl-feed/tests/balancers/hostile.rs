@@ -22,9 +22,9 @@ use crate::{
 
 /// The number of streams that the feed accepts on one connection to HTTP.
 const STREAMS: u32 = 16;
-/// The number of connections on which answers are not read, almost as many as the feed accepts.
+/// The number of HTTP connections on which answers are not read, almost as many as the feed accepts.
 const UNREAD: usize = 1000;
-/// The number of connections on which requests are not completed, and the bytes of each incomplete request.
+/// The number of xDS connections on which requests are not completed, and the bytes of each incomplete request.
 const INCOMPLETE: usize = 800;
 const REQUEST_BYTES: usize = 60_000;
 /// More than the number of sockets of all these clients.
@@ -35,7 +35,7 @@ const LARGE: usize = 4 * 1024 * 1024 - 100;
 /// The number of names of each stream, and the default of `--xds-max-names`.
 const NAMES: usize = 20_000;
 const MOST_NAMES: usize = 100_000;
-/// More than the size of a response to one of these streams in bytes.
+/// The maximum size in bytes of a response that the test's client accepts; the responses to these streams are smaller.
 const LARGEST_RESPONSE: usize = 64 * 1024 * 1024;
 /// The length of the longest name.
 const LONGEST_NAME: usize = 143;
@@ -110,8 +110,8 @@ fn leave_requests_incomplete() -> Vec<TcpStream> {
     (0..INCOMPLETE).map(|_| connect(XDS, &bytes)).collect()
 }
 
-/// Connects again until `attempt` returns a value. Every xDS client does so, because the feed may close the connection of
-/// a large request while other clients keep more memory occupied.
+/// Connects again until `attempt` returns a value. Every xDS client connects again, because the feed may close the
+/// connection of a large request while other clients keep more memory occupied.
 async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
     let attempts = async {
         let mut closed = 0;
@@ -123,15 +123,16 @@ async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
         }
     };
     let (value, closed) =
-        timeout(api_server::LIMIT, attempts).await.expect("a connection that the feed does not close");
+        timeout(api_server::LIMIT, attempts).await.expect("the feed closes each connection of the client");
     if closed > 0 {
         println!("the feed closed {closed} connections of one client");
     }
     value
 }
 
-/// Opens a stream with a complete request that is as large as a request may be, and to which the feed sends no response.
-/// `is_counted` returns whether the feed has read the request. Returns `None` if the feed has closed the connection.
+/// Opens a stream with a complete request that is as large as a request may be, and to which the feed sends no
+/// response. `is_counted` returns whether the feed has read the request. Returns `None` if the feed has closed the
+/// connection.
 async fn send_large_request(is_counted: impl Fn() -> bool) -> Option<Box<dyn Send>> {
     let mut client = slow::connect().await;
     let request = DiscoveryRequest { type_url: "x".repeat(LARGE), ..DiscoveryRequest::default() };
@@ -139,7 +140,7 @@ async fn send_large_request(is_counted: impl Fn() -> bool) -> Option<Box<dyn Sen
     let mut responses = client.stream_aggregated_resources(requests).await.ok()?.into_inner();
     while !is_counted() {
         if let Ok(end) = timeout(Duration::from_millis(20), responses.message()).await {
-            end.expect_err("the type of the request is unknown");
+            end.expect_err("the feed answered a request of an unknown type");
             return None;
         }
     }
@@ -160,11 +161,11 @@ async fn subscribe(number: usize) -> Option<impl Send> {
     let mut responses = client.delta_aggregated_resources(requests).await.ok()?.into_inner();
     match responses.message().await {
         Ok(response) => {
-            response.expect("names within the limit");
+            response.expect("the feed ended a stream within the limit of names");
             Some((client, responses))
         }
         Err(status) => {
-            assert_ne!(status.code(), Code::ResourceExhausted, "names within the limit");
+            assert_ne!(status.code(), Code::ResourceExhausted, "the names are within the limit");
             None
         }
     }

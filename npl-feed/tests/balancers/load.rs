@@ -29,7 +29,8 @@ pub(crate) struct Seen {
     pub(crate) requests: usize,
     /// For each Pod, the number of requests that it has answered, and the sequence number of the last one.
     pub(crate) answers: BTreeMap<String, (usize, usize)>,
-    /// Failed requests: those that no Pod answered.
+    /// The failed requests: those without a complete answer with the status code 200. Each element has the request's
+    /// number, its duration and the cause.
     pub(crate) lost: Vec<String>,
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn inside(test: &str, work: impl FnOnce()) {
     let program = env::current_exe().unwrap();
     let mut command = Command::new("unshare");
     command.args(namespaces).arg(program).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
-    let output = command.stdin(Stdio::null()).output().expect("run unshare of util-linux");
+    let output = command.stdin(Stdio::null()).output().expect("cannot run unshare: install util-linux");
     let [report, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     // The result line of the inner run is not printed, because xtask would count the inner result in addition to the
     // outer one.
@@ -36,6 +36,6 @@ pub(crate) fn inside(test: &str, work: impl FnOnce()) {
 }
 
 fn run(program: &str, arguments: &[&str]) {
-    let output = Command::new(program).args(arguments).output().expect("run ip of iproute2");
+    let output = Command::new(program).args(arguments).output().expect("cannot run ip: install iproute2");
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

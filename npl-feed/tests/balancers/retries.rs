@@ -29,18 +29,18 @@ const HEADING: &str = "| repeats requests that a Pod may have received |";
 /// If this many successive requests need no repetition, the load balancer counts as no longer using a removed Pod.
 const QUIET: usize = 20;
 
-/// The row of a load balancer in the page's table: the methods whose requests it repeats, and the methods whose requests
-/// it does not repeat.
+/// The row of a load balancer in the page's table: the methods whose requests it repeats, and the methods whose
+/// requests it does not repeat.
 fn documented(balancer: &LoadBalancer) -> [Vec<String>; 2] {
     let page = fs::read_to_string(PAGE).unwrap();
-    let (_, table) = page.split_once(HEADING).expect("the table");
+    let (_, table) = page.split_once(HEADING).expect("the page has no table with the heading");
     let cells = |row: &str| -> Vec<Vec<String>> {
         let cells = row.trim_matches('|').split('|');
         cells.map(|cell| cell.split(',').map(|word| word.trim().to_owned()).collect()).collect()
     };
     let mut rows = table.lines().skip(2).take_while(|line| line.starts_with('|')).map(cells);
     let row = rows.find(|row| row[0].iter().any(|name| name.eq_ignore_ascii_case(balancer.name)));
-    row.and_then(|row| row.into_iter().skip(1).collect::<Vec<_>>().try_into().ok()).expect("a row with three cells")
+    row.and_then(|row| row.into_iter().skip(1).collect::<Vec<_>>().try_into().ok()).expect("no row with three cells")
 }
 
 /// Sends one request on a new connection. Returns the status code; `None` if the load balancer closes the connection
@@ -84,7 +84,7 @@ impl Service {
         // Caddy's example names two replicas. All replicas run, so that only Pods refuse connections.
         let replicas = NODES.iter().take(2);
         let feeds = replicas.map(|node_ip| Feed::start(node_ip, vec![scene::pod("web-0", "web", 0)])).collect();
-        // Health checks would also be counted as refused connections.
+        // The health checks are removed, because the test would also count their refused connections.
         let replacements = [(" check inter 1s", "")];
         let process = scene::launch(balancer, &folder, &folder.join("log"), &replacements);
         poll::until("first answer", LIMIT, || (request("GET") == Some(200)).then_some(())).unwrap();
@@ -96,7 +96,8 @@ impl Service {
     }
 
     /// Adds a Pod to the Service, and sends requests until the load balancer has tried this Pod. `tried` counts the
-    /// attempts. Returns the answer of the request that tried the Pod, and the number of its attempts.
+    /// attempts. Returns the answer of the request for which the load balancer tried the Pod, and the number of
+    /// attempts for this request.
     fn try_pod(&mut self, method: &str, is_crashing: bool) -> (Option<u16>, usize) {
         let (number, name) = (self.started, format!("web-{:03}", self.started));
         self.started += 1;
@@ -137,10 +138,10 @@ fn repeats_as_documented(test: &str, balancer: &LoadBalancer) {
             let (reset, attempts) = service.try_pod(method, true);
             println!("{}: {method}, connection reset {attempts} times: {reset:?}", balancer.name);
             if repeated.contains(method) {
-                assert_eq!(reset, Some(200), "{}: {method} is repeated", balancer.name);
+                assert_eq!(reset, Some(200), "{}: {method} must be repeated", balancer.name);
             } else {
-                assert_ne!(reset, Some(200), "{}: {method} is not repeated", balancer.name);
-                assert_eq!(attempts, 1, "{}: {method} is received once", balancer.name);
+                assert_ne!(reset, Some(200), "{}: {method} must not be repeated", balancer.name);
+                assert_eq!(attempts, 1, "{}: {method} must be received once", balancer.name);
             }
         }
         service.process.kill().unwrap();

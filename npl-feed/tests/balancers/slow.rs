@@ -54,7 +54,7 @@ pub(crate) async fn connect() -> Client {
     Client::new(endpoint().connect().await.unwrap())
 }
 
-/// Connects a client that accepts only few bytes before it reads them.
+/// Connects a client with small HTTP/2 flow-control windows, which accept only few bytes until the client reads.
 async fn connect_with_small_windows() -> Client {
     let endpoint = endpoint().initial_stream_window_size(1024).initial_connection_window_size(64 * 1024);
     Client::new(endpoint.connect().await.unwrap())
@@ -74,8 +74,8 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
     Box::new(client.stream_aggregated_resources(requests).await.unwrap())
 }
 
-/// Reads one of the feed's counters. The metrics contain a counter from its first event on. `None` if the feed does not
-/// answer.
+/// Reads one of the feed's counters. The metrics contain a counter only after its first event, so a missing counter is
+/// read as 0. `None` if the feed does not answer.
 pub(crate) fn read_count(counter: &str) -> Option<usize> {
     let (200, metrics) = api_server::get("/metrics")? else { return None };
     Some(metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok()).unwrap_or(0))
@@ -86,8 +86,9 @@ pub(crate) fn wait_for_count(counter: &str, count: usize) {
     api_server::until(&format!("{count} of {counter}"), || read_count(counter).filter(|value| *value >= count));
 }
 
-/// Waits until the feed has answered `requests` requests since the counter of answers had the value `before`. The
-/// requests for the counter are answers too: the feed counts each of them after it has written the counter.
+/// Waits until the feed has answered `requests` requests since the counter of answers had the value `before`. The reads
+/// of the counter are answered requests, too: the feed counts a read after it has encoded the counter, so no read
+/// counts itself.
 fn wait_for_answers(before: usize, requests: usize) {
     let mut reads = 0;
     api_server::until(&format!("{requests} answers"), || {

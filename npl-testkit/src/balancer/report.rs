@@ -16,7 +16,7 @@ const KEPT: usize = 20;
 pub enum Kind {
     /// The Pod, or its Node, rejected the connection.
     Refused,
-    /// There was no response, or the connection was reset.
+    /// There was no valid response, for example because the request timed out or the connection was reset.
     Lost,
     /// Another Pod responded, or the Pod observed another client address.
     Wrong,
@@ -48,7 +48,7 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// Requests that were not sent because there was no member.
     pub unserved: u64,
-    /// TCP segments that were retransmitted in the clients' network namespace.
+    /// TCP segments that were retransmitted in the balancer's network namespace.
     pub resent: u64,
     /// The longest response time of a correct response.
     pub slowest: Duration,

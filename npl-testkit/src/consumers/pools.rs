@@ -56,7 +56,7 @@ pub struct Pools {
     /// How long a member stays in its pool after the member's removal from the annotation.
     keeps_dead: Duration,
     ports: Vec<PoolPort>,
-    /// When each member is dropped; `None` while an annotation names it.
+    /// When each member is dropped; `None` while an annotation names the member.
     members: BTreeMap<Member, Option<Duration>>,
 }
 

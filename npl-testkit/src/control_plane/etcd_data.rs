@@ -36,7 +36,7 @@ impl EtcdData {
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
                 let path = entry.with_context(|| format!("list {}", folder.display()))?.path();
-                // etcd creates its next log file in advance under this suffix, and creates a missing one itself.
+                // etcd creates its next log file in advance under this suffix, and again if the file is missing.
                 if path.extension().is_some_and(|extension| extension == "tmp") {
                     continue;
                 }
@@ -45,10 +45,10 @@ impl EtcdData {
                     continue;
                 }
                 let mut bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-                let size = u64::try_from(bytes.len()).context("the size of a file")?;
+                let size = u64::try_from(bytes.len()).context("convert the size of a file")?;
                 bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
                 bytes.shrink_to_fit();
-                let path = path.strip_prefix(data).context("a file outside the data")?.to_owned();
+                let path = path.strip_prefix(data).context("find the path of a file below etcd's data")?.to_owned();
                 files.push(DataFile { path, bytes, size });
             }
         }
@@ -93,7 +93,7 @@ impl Template {
     /// `make`, and concurrent calls wait for it.
     ///
     /// # Errors
-    /// Those of `make`. The next call makes the template.
+    /// The errors of `make`. After an error, the next call makes the template.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<EtcdData>) -> Result<Option<&'static EtcdData>> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {

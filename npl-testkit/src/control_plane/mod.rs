@@ -335,7 +335,7 @@ impl ControlPlane {
     fn api_server_command(&self) -> Result<Command> {
         let mut command = command_in(self.netns.as_ref(), &self.binaries.api_server)?;
         if self.reach == Reach::Loopback {
-            // Garbage collection takes a fifth of the processor time of a start, and the heap remains smaller than this.
+            // Garbage collection takes a fifth of the processor time of a start, and the heap remains below 1 GiB.
             command.env("GOGC", "off").env("GOMEMLIMIT", "1GiB");
         }
         let file = |name: &str| self.directory.join(name).display().to_string();

@@ -13,7 +13,7 @@ use crate::agent::ServiceAccount;
 pub const SERVICE_ACCOUNT: &str = "secrets/kubernetes.io/serviceaccount";
 
 impl ControlPlane {
-    /// Replaces the API server's certificate and CA by new ones. Returns once the API server is ready again. Clients
+    /// Replaces the API server's certificate and CA with new ones. Returns once the API server is ready again. Clients
     /// that were created before do not trust the new CA.
     pub fn replace_certificate(&mut self) -> Result<()> {
         self.stop_api_server()?;

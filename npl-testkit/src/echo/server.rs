@@ -213,8 +213,8 @@ mod tests {
 
     use super::EchoServer;
 
-    /// Returns a port that the kernel never chooses for the sockets of other tests. A client's socket in `TIME_WAIT`
-    /// keeps a port that the kernel has chosen in use for a minute, also without the socket's process.
+    /// Returns a port that the kernel never chooses for the sockets of other tests. If the kernel has chosen a port for
+    /// a client's socket, the port can stay in use for a minute (`TIME_WAIT`) after the client's process has exited.
     fn port_below_the_chosen_ones() -> u16 {
         let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
         let lowest: u16 = range.split_whitespace().next().unwrap().parse().unwrap();

@@ -68,5 +68,5 @@ pub fn frame(
     let mut bytes = packet.build();
     // The frame is padded to the minimum length of Ethernet.
     bytes.resize(FRAME_BYTES, 0);
-    bytes.try_into().ok().context("the frame is longer than the generator's")
+    bytes.try_into().ok().context("the frame is longer than the frames of the generator")
 }

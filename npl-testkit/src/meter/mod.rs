@@ -34,8 +34,8 @@ use crate::{poll, tools};
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// The number of packets that a call sends when the meter measures the time of the call itself. The number is not zero,
-/// because a call without packets would not run the program.
+/// The number of packets that a call sends when the meter measures the time of the call itself. The number is small, so
+/// that the time for sending the packets is negligible.
 const SMALLEST: u32 = 2;
 /// The number of calls whose median time counts as the time of a call itself.
 const SMALL_CALLS: usize = 9;
@@ -323,7 +323,8 @@ impl Meter {
     }
 }
 
-/// Returns the median time of calls that send [`SMALLEST`] packets, which do not count as packets of the sample.
+/// Returns the median time of calls that send [`SMALLEST`] packets. These packets do not count as sent packets of the
+/// sample; as arrived packets, they are too few to change the rate.
 fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
     let mut times = [Duration::ZERO; SMALL_CALLS];
     for time in &mut times {

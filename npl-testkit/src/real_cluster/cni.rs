@@ -86,7 +86,7 @@ impl fmt::Display for Cni {
 }
 
 impl Cni {
-    /// Whether the test has to add routes to the Pods of all Nodes on every machine, because the CNI adds none.
+    /// Whether the test kit has to add routes between the Pods of different Nodes, because the CNI plug-in adds none.
     pub(super) const fn needs_routes(self) -> bool {
         matches!(self, Self::Bridge)
     }

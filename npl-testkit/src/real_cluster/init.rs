@@ -100,7 +100,7 @@ pub fn run(arguments: &InitArguments) -> Result<()> {
 fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
     let kinds =
         CloneFlags::CLONE_NEWCGROUP | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS;
-    unshare(kinds).context("create the Node's other namespaces")?;
+    unshare(kinds).context("create the Node's cgroup, IPC, PID and UTS namespaces")?;
     Cgroup::find(&arguments.cgroup)?.divide()?;
     let inner = InitArguments { inner: true, ..arguments.clone() };
     let mut command = Command::new(env::current_exe().context("find the path of this program")?);

@@ -206,14 +206,14 @@ impl RealCluster {
             })
             .with_context(|| node.log_tail())?;
         }
-        // Wait for this account, because the ServiceAccount admission plug-in rejects Pods until it exists.
+        // Wait for this account, because the ServiceAccount admission plug-in rejects Pods until the account exists.
         let account = "/api/v1/namespaces/default/serviceaccounts/default";
         let exists = || self.cluster.client().find(account).ok().flatten().map(drop);
         poll::until("the default service account", READY_LIMIT, exists).map(drop)
     }
 }
 
-/// Starts the control plane and, in parallel, the components of the Nodes that do not need it.
+/// Starts the control plane and, in parallel, those components of the Nodes that need no control plane.
 fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane, Vec<Node>)> {
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
     let accounts: Vec<Account> = kubelets
@@ -229,7 +229,7 @@ fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane
             }));
         }
         let plane = ControlPlane::start_for_nodes(run, &network.lan, network::ROUTER, &accounts);
-        let joined = boots.into_iter().map(|boot| boot.join().map_err(|_panic| anyhow!("a boot panicked"))?);
+        let joined = boots.into_iter().map(|boot| boot.join().map_err(|_panic| anyhow!("a Node's boot panicked"))?);
         let nodes = joined.collect::<Result<Vec<_>>>()?;
         Ok((plane?, nodes))
     })

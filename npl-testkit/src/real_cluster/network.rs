@@ -64,8 +64,8 @@ impl NodeNumber {
         [self.v4().into(), self.v6().into()]
     }
 
-    /// The addresses of the Node's bridge: `10.244.1.1` and `fd00:10:244:1::1`, the first addresses that the CNI
-    /// plug-in assigns.
+    /// The addresses of the Node's bridge, such as `10.244.1.1` and `fd00:10:244:1::1`: the first addresses that the
+    /// CNI plug-in assigns.
     pub fn bridge_addresses(self) -> [IpAddr; 2] {
         let v6 = Ipv6Addr::new(0xfd00, 0x10, 0x244, u16::from(self.0), 0, 0, 0, 1);
         [Ipv4Addr::new(10, 244, self.0, 1).into(), v6.into()]
@@ -108,7 +108,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Adds routes to every Node's Pods on all other machines, like the route table of a cloud.
+    /// Adds routes to every Node's Pods on all other Nodes and on the router, like the route table of a cloud.
     pub(super) fn route_pods(&self) -> Result<()> {
         for (number, own) in &self.nodes {
             let others = self.nodes.iter().map(|(_, netns)| netns).filter(|netns| netns.name() != own.name());

@@ -175,7 +175,7 @@ impl Node {
         Ok(pids)
     }
 
-    /// The last log lines of the Node's programs, for error messages.
+    /// The last log lines of the Node's kubelet and container runtime, for error messages.
     pub fn log_tail(&self) -> String {
         let kubelet = self.kubelet.as_ref().map(|process| process.log_tail(10)).unwrap_or_default();
         format!("{kubelet}\n{}", self.containerd.log_tail(5))

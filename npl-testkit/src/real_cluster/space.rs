@@ -21,8 +21,8 @@ use crate::tools;
 /// The time limit within which the Node's first process must have mounted all file systems.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
-/// The kinds of namespaces in the order in which `setns` enters them. The mount namespace is last, because `/proc` of
-/// the host is needed to open the others.
+/// The kinds of namespaces in the order in which `setns` enters them. [`Space::inside`] opens all of them before it
+/// enters the first one, because the Node's `/proc` does not show the host's PIDs.
 const KINDS: [(&str, CloneFlags); 5] = [
     ("ipc", CloneFlags::CLONE_NEWIPC),
     ("uts", CloneFlags::CLONE_NEWUTS),
@@ -95,7 +95,7 @@ impl Space {
         self.join(&mut command)?;
         self.inside(|| command.status())
             .and_then(|status| status)
-            .with_context(|| format!("run {} inside", command.get_program().display()))
+            .with_context(|| format!("run {} inside the Node", command.get_program().display()))
     }
 
     /// Runs a command in the namespaces and returns its output.

@@ -196,7 +196,7 @@ impl Topology {
         Ok(Pod { name: name.to_owned(), netns, addresses, device, host_device })
     }
 
-    /// Replaces a Pod's veth pair by a netkit pair with the same names. `ip` cannot set the name of the new peer, which
+    /// Replaces a Pod's veth pair with a netkit pair of the same names. `ip` cannot set the name of the new peer, which
     /// the kernel calls `nk0`, so the peer is renamed when it is moved to the Pod.
     pub fn put_behind_netkit(&self, pod: &Pod) -> Result<()> {
         let host_device = pod.host_device.name();

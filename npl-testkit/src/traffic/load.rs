@@ -16,7 +16,7 @@ use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
 use crate::poll;
 
-/// The maximum number of concurrent requests. With several of them, one slow request hardly lowers the rate.
+/// The maximum number of concurrent requests: more than one, so that one slow request hardly lowers the rate.
 const WORKERS: u32 = 4;
 
 /// One request of a load, with the expected response.

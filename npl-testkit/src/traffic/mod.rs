@@ -69,7 +69,7 @@ pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<A
 
 /// Opens a TCP connection; [`request_limit`] applies to each read and write.
 pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
-    from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("send a request from {}", from.name()))
+    from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("open a connection from {}", from.name()))
 }
 
 /// Opens a connection as [`tcp_connect`] does, but in the namespace of the calling thread and with the time limit

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
-/// Wrong values of a Pod's annotation, which the agent must replace.
+/// Returns wrong values of a Pod's annotation. The agent must replace each wrong value.
 fn wrong_annotations(right: &str) -> Vec<String> {
     vec![
         String::new(),

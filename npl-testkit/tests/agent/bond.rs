@@ -97,8 +97,8 @@ impl Conversation {
         Self { stream: stream.unwrap(), socket: socket.unwrap() }
     }
 
-    /// Asserts that the TCP connection and the UDP flow still work. The TCP request is sent first: if the switch's
-    /// forwarding table still has the former port, the retransmissions of TCP update the table.
+    /// Asserts that the TCP connection and the UDP flow still work. The TCP request is sent first: packets are lost
+    /// while the switch's forwarding table still has the former port, and only TCP retransmits them.
     #[track_caller]
     fn assert_goes_on(&self, pod: &str, question: &str) {
         let answer = traffic::tcp_ask(&self.stream, question).unwrap();

@@ -30,7 +30,7 @@ fn served() -> (World, Vec<Entry>) {
     (world, entries)
 }
 
-/// Returns requests from the addresses `client` to the entries' node ports at the addresses `node`, which replace the
+/// Returns requests from the addresses `client` to the entries' node ports, at the addresses `node` in place of the
 /// entries' own node addresses.
 fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Request> {
     let of =

@@ -34,7 +34,7 @@ const REFUSED: &str = "does not accept the agent's credentials";
 /// The API path for tokens of the agents' service account.
 const TOKENS: &str = "/api/v1/namespaces/npl-system/serviceaccounts/npl-agent/token";
 
-/// Sets the wall clock of this machine, if this is an emulated machine.
+/// Moves the wall clock of this machine by a number of seconds. Panics unless the machine is emulated.
 fn set_clock(seconds: i64) {
     let command_line = fs::read_to_string("/proc/cmdline").unwrap();
     assert!(

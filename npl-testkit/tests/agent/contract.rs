@@ -30,7 +30,8 @@ fn a_pod_is_published_before_it_is_ready_and_stays_published_until_it_is_deleted
         world.cluster.client().merge_patch(&status, &change).unwrap();
         world.assert_served("web-0");
     }
-    // The Pod stays terminating and must be served, because no kubelet completes the deletion after the grace period.
+    // No kubelet completes the deletion after the grace period, so the Pod stays terminating. The agent must serve a
+    // terminating Pod.
     world.cluster.kubectl(&["delete", "pod", "web-0", "--namespace", NAMESPACE, "--wait=false"]).unwrap();
     world.create_pod("web-1");
     world.assert_served("web-1");
@@ -109,7 +110,7 @@ fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
     world.create_pod("web-1");
-    assert_eq!(world.address("web-1", Protocol::Udp), server, "the only port is reused");
+    assert_eq!(world.address("web-1", Protocol::Udp), server, "the agent must reuse the only port");
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-1");
     }

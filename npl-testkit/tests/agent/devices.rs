@@ -180,13 +180,14 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
         let table = world.agent_options(&[]).command(&["status"]).unwrap();
         assert!(table.contains(expected[1]), "{table}");
         world.agent().kill().unwrap();
-        assert_eq!(place(&world), expected, "the attachment survives the agent");
+        assert_eq!(place(&world), expected, "the attachment must survive the agent");
         world.assert_served("web-0");
     }
 }
 
 /// The number of devices to remove. Their removal holds the kernel's RTNL lock for about eight seconds, because the
-/// kernel waits for an RCU grace period per device. The deletion of hundreds of Pods would take as long.
+/// kernel waits for an RCU grace period per device. The removal of the devices of hundreds of Pods would hold the lock
+/// as long.
 const MANY: usize = 500;
 
 /// Returns the states of the agent's threads, one letter each (`proc_pid_stat(5)`).

@@ -31,7 +31,7 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
-/// Returns the note of an Event without its end, which is the address of the section about the reason.
+/// Returns the note of an Event without the URL at its end, which leads to the documentation of the Event's reason.
 pub(crate) fn text(event: &Value) -> &str {
     let (note, reason) = (event["note"].as_str().unwrap(), event["reason"].as_str().unwrap());
     let page = "https://github.com/npl-project/npl/blob/main/docs/reference/events.md";
@@ -106,7 +106,7 @@ fn an_unsupported_protocol_is_reported_on_the_service() {
     assert_eq!(
         text(&event),
         "protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the \
-         service's other ports are served"
+         service's other ports are served: add sctp to --protocols"
     );
     assert!(described(&world, "service", "web").contains("UnsupportedProtocol"));
     world.wait_for_metric(r#"npl_problems{reason="UnsupportedProtocol"} 1"#);

@@ -99,7 +99,7 @@ fn an_api_server_outage_of_a_minute_causes_no_write() {
     let bystander = Bystander::begin(&mut world);
     world.plane.stop_api_server().unwrap();
     let stopped = Instant::now();
-    // The back-off doubles up to its maximum of ten seconds, which nine failures reach.
+    // The back-off doubles with each failure; after nine failures, it has reached its maximum of ten seconds.
     world.wait_for_unreachable(9);
     poll::until("a minute to pass", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
     world.plane.start_api_server().unwrap();

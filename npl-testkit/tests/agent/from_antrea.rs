@@ -75,8 +75,7 @@ struct OpenConnections {
     datagrams: Datagrams,
 }
 
-/// A UDP flow with at least one datagram per second while the machine is not overloaded, so that the flow's entry in
-/// kernel conntrack does not expire.
+/// A UDP flow with about one request per second, so that the flow's entry in kernel conntrack does not expire.
 struct Datagrams {
     stop: mpsc::Sender<()>,
     exchanges: JoinHandle<u64>,
@@ -176,7 +175,7 @@ fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let by_antrea = antrea::translated(world.topology.node()).unwrap();
     let by_npl = translated_by_npl(&world);
     wait_for_answers(&load, "NPL serves");
-    assert!(translated_by_npl(&world) >= by_npl + u64::from(RATE) / 2, "new flows use NPL");
+    assert!(translated_by_npl(&world) >= by_npl + u64::from(RATE) / 2, "NPL must translate new flows");
     let more = antrea::translated(world.topology.node()).unwrap() - by_antrea;
     assert!(more <= 4, "{more} new flows still used Antrea's rules");
     open.assert_idle_answers();
@@ -189,7 +188,7 @@ fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     open.finish();
     assert_eq!(load.stop().failures, []);
     assert_eq!(PODS.map(|pod| world.wait_for_entries(pod, 2)), ports, "the node ports must not change");
-    assert_eq!(written(&world), before.map(|count| count + rewrites), "writes of the annotations");
+    assert_eq!(written(&world), before.map(|count| count + rewrites), "wrong number of writes");
 }
 
 #[test]

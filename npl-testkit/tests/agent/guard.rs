@@ -43,8 +43,8 @@ fn a_masquerading_node_has_a_guard_table_until_cleanup() {
     assert_eq!(table(&world), None);
 }
 
-/// A rule like that of the AWS VPC CNI: marked packets use the Node's routing table, with priority over the Pods'
-/// rules.
+/// A rule like one of the AWS VPC CNI: marked packets use the routing table `main`. The rule has priority over the
+/// Pods' rules.
 const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
 
 /// A rule for IPv6 that compares two bits of the mark: one must be set and the other unset.

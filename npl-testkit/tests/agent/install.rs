@@ -209,7 +209,8 @@ fn load_mounts_a_bpf_file_system_where_none_is_mounted() {
     let folder = world.run.file("sys-fs-bpf");
     fs::create_dir(&folder).unwrap();
     let (agent, folder) = (world.agent_options(&[]).binary, folder.to_str().unwrap().to_owned());
-    // The command runs in a separate mount namespace. The second call finds the file system that the first one mounted.
+    // The script runs in a separate mount namespace. The first call lacks the flag and fails; the third call finds the
+    // file system that the second call has mounted.
     let load = format!("{} load --bpffs {folder}", agent.display());
     let script = format!("{load} 2>&1; {load} --mount-bpffs && {load} --mount-bpffs && ls {folder}/npl");
     let mut command = world.topology.node().command("unshare").unwrap();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::world::{NAMESPACE, NODE, World};
 
 const AGENT_NAMESPACE: &str = "npl-system";
-/// A text in environment variables, labels and annotations, which must not be in a support archive.
+/// A text in environment variables, labels and annotations. A support archive must not contain this text.
 const CANARY: &str = "4d2c-canary";
 
 /// Creates a folder with the script `kubectl` and the plug-in. The tests put this folder at the beginning of `PATH`.

@@ -35,8 +35,8 @@ fn sum(metrics: &str, name: &str, labels: &str) -> u64 {
     values.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
 }
 
-/// With room for one Service port, only the TCP port of the Service has series of its own. Its counters do not decrease
-/// when the Pod and its mapping are removed, and the sum over all series remains the traffic of all mappings.
+/// With `--service-metrics 1`, only the TCP port of the Service has series of its own. The counters of this port do not
+/// decrease when the Pod and its mapping are removed, and the sum over all series remains the traffic of all mappings.
 #[test]
 fn traffic_of_services_is_bounded_complete_and_does_not_decrease() {
     let mut world = World::with_agent(&["--service-metrics", "1", "--drain", "0s"]);

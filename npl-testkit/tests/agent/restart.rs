@@ -123,7 +123,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     assert_eq!(programs(&world), loaded);
 
     // Without the init container, the agent loads programs with speculation barriers. After the init container has
-    // loaded programs without barriers, a restarted agent must use those.
+    // loaded programs without barriers, a restarted agent must use the programs without barriers.
     world.agent().kill().unwrap();
     options.command(&["cleanup"]).unwrap();
     world.agent().restart().unwrap();

@@ -33,7 +33,7 @@ fn has_other_version(world: &World) -> bool {
     versions.map(|entry| entry.unwrap().file_name()).any(|name| name != own.as_str())
 }
 
-/// Replaces a running agent: SIGKILL, then the start of the next one.
+/// Kills the running agent with SIGKILL, and then starts the next agent.
 fn replace(world: &mut World, next: Options) {
     world.agent().kill().unwrap();
     world.agent = None;

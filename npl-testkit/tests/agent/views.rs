@@ -59,7 +59,7 @@ fn the_exit_code_of_status_is_its_verdict() {
     {
         assert!(healthy.contains(expected), "{expected} is not in {healthy}");
     }
-    assert!(!healthy.contains('\x1b'), "there must be no colors if the output is no terminal");
+    assert!(!healthy.contains('\x1b'), "there must be no colors if the output is not a terminal");
     // This Service cannot be served, because no container port has the name of its target port.
     let named = Port::new("none", 81, Protocol::Tcp).to("no-such-port");
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "second", "web", vec![named]).enabled()).unwrap();
@@ -119,7 +119,7 @@ fn why_and_flows_find_a_pod_by_its_name() {
     let (_, text) = disabled();
     assert!(text.contains("──► enabled") && text.contains("docs/troubleshoot.md#a-pod-has-no-annotation"), "{text}");
     world.agent().kill().unwrap();
-    assert_eq!(run(&["why", "pod/shop/web-0"]).0, 2, "only an agent knows");
+    assert_eq!(run(&["why", "pod/shop/web-0"]).0, 2, "`why` must exit with 2 while no agent runs");
     assert!(flows(&[]).iter().any(|flow| flow["node"] == json!(node) && flow["pod"].is_null()));
 }
 
@@ -170,7 +170,7 @@ fn metrics_count_mappings_ops_and_packets() {
     }
     assert!(
         metrics.contains("# TYPE npl_ops_total counter"),
-        "a client that asks for no format gets plain text:\n{metrics}"
+        "a client that asks for no format must get plain text:\n{metrics}"
     );
     world.wait_for_metric("npl_publication_seconds_count 1");
 }

@@ -28,10 +28,10 @@ pub(crate) const NODE: &str = "node-1";
 pub(crate) const NAMESPACE: &str = "shop";
 /// The port on which the Pods listen.
 pub(crate) const POD_PORT: u16 = 8080;
-/// The time limit of every wait.
+/// The time limit of a wait, except where a test needs a longer one.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
-/// The interval at which the agent's connections are closed until the agent logs the expected words. The interval is
-/// longer than three retries of the agent.
+/// The interval at which the agent's connections are closed until the agent logs the expected words. Within the
+/// interval, the agent can retry several times.
 const AGAIN: Duration = Duration::from_secs(20);
 
 /// The parts of the environment. Fields are dropped in declaration order.
@@ -48,7 +48,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Creates a cluster with one Node without Pods, and no agent.
+    /// Creates a control plane and the network of a Node, without a Node object, Pods or an agent.
     pub(crate) fn new() -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
@@ -272,8 +272,8 @@ impl World {
     }
 
     /// Closes the agent's connections, and waits until the agent's log contains these words after its first `bytes`
-    /// bytes. The connections are closed again if the agent logs nothing: the API server authorizes a watch only at its
-    /// start, and caches a successful token review for ten seconds.
+    /// bytes. If the agent does not log the words, the connections are closed again: the API server authorizes a watch
+    /// only when the watch starts, and caches a successful token review for ten seconds.
     pub(crate) fn cut_until_logged(&mut self, words: &str, bytes: usize) {
         let mut cut = None::<Instant>;
         let waited = poll::until(&format!("the agent to log `{words}`"), LIMIT, || {

@@ -204,7 +204,8 @@ fn a_digest_takes_precedence_over_the_tag_of_the_feed() {
     assert_eq!(deployment.pointer(container!("/image")).unwrap(), &json!(format!("localhost/npl-feed@{digest}")));
 }
 
-/// The chart creates no `PodMonitor` for a feed that requires client certificates, because Prometheus has none.
+/// The chart creates no `PodMonitor` for a feed that requires client certificates, because Prometheus has no client
+/// certificate.
 #[test]
 fn a_feed_that_asks_for_client_certificates_is_not_scraped() {
     let scraped = [ENABLED, ("metrics.enabled", "true"), ("metrics.podMonitor.enabled", "true")];

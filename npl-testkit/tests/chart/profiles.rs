@@ -109,7 +109,7 @@ fn the_api_server_accepts_each_profile(world: &World) {
         let accepted = world.cluster.kubectl(&[&apply[..], &[file.to_str().unwrap()]].concat()).unwrap();
         assert_eq!(accepted.lines().count(), parse(&text).len(), "{profile}: {accepted}");
     }
-    assert_eq!(world.objects(), "", "a dry run creates nothing");
+    assert_eq!(world.objects(), "", "a dry run must create nothing");
 }
 
 fn helm_installs_upgrades_rolls_back_and_uninstalls(world: &World) {

@@ -60,8 +60,8 @@ impl Client {
     }
 
     /// Returns the client address that the Pod must observe: the packet's source address when the packet reaches the
-    /// Pod's Node. A Node has several addresses, and sends packets to its own Pods from the address of the Pods'
-    /// bridge.
+    /// Pod's Node. A Node has several addresses. If the CNI has a bridge for the Pods, the Node sends packets to its
+    /// own Pods from the bridge's address.
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),

@@ -77,8 +77,8 @@ impl Suite {
 struct Arguments {
     /// Run only tests whose names contain one of these words.
     words: Vec<String>,
-    /// Run all tests on a cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network, and
-    /// write the results into `docs/compatibility.md`.
+    /// Run the tests on a cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network. Without
+    /// words, also write the results into `docs/compatibility.md`.
     #[arg(long, value_parser = read_network)]
     network: Vec<Networks>,
     /// Only list the names of the tests.
@@ -118,7 +118,8 @@ pub(crate) fn run(suites_for: impl FnOnce(&[Network]) -> Vec<Suite>) -> ExitCode
     let mut tally = Tally::default();
     for suite in suites {
         let row = suite.run(&words, &mut tally);
-        // The table gets no row after an interrupted run, because the result of the network would be incomplete.
+        // The table gets a row only after a run of all tests on a named network. The result of a partial or interrupted
+        // run would be incomplete.
         let is_whole = !networks.is_empty() && words.is_empty() && !interrupt::is_requested();
         if let Some(row) = row.filter(|_row| is_whole) {
             row.enter();

@@ -34,7 +34,7 @@ fn namespaces(world: &World) -> Vec<Value> {
     world.namespaces_named("npl-on")
 }
 
-/// Restricts the agents to Nodes with this label value, or lets them run on all Nodes.
+/// Restricts the agents to the Node with this host name; with `null`, lets them run on all Nodes.
 fn select_nodes(world: &World, host: &Value) {
     let patch = json!({"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": host}}}}});
     let agents = ["patch", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE];

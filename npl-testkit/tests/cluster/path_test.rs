@@ -90,7 +90,8 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
     assert!(namespaces(world).is_empty());
 }
 
-/// An interrupted `kubectl npl test` must remove its objects, and name Namespaces that another test has left behind.
+/// An interrupted `kubectl npl test` must remove its objects, and name Namespaces that another run of the command has
+/// left behind.
 pub(crate) fn an_interrupted_kubectl_npl_test_removes_its_objects(world: &mut World) {
     let api = world.cluster.cluster().client();
     let labels = json!({"app.kubernetes.io/name": "npl-test"});

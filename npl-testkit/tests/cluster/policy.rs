@@ -16,7 +16,7 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     let (own, other) = (on("node-1"), on("node-2"));
     let bound = client(world, &["--bound-object-kind=Pod", "--bound-object-name", &agent.name]);
 
-    // Retry, because the API server applies the admission policy only shortly after its creation.
+    // Retry, because the admission policy takes effect only some time after its creation.
     let labels = json!({"metadata": {"labels": {"app": "mine"}}});
     let denied = |error: anyhow::Error| format!("{error:#}").contains("denied request");
     let refused = || patch(&bound, own, &labels).is_err_and(denied).then_some(());

@@ -14,7 +14,7 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 const IMAGE: &str = "localhost/npl-agent:0.1.0";
 const NEXT_IMAGE: &str = "localhost/npl-agent:next";
 
-/// The shortest outage of the API server that all watches notice.
+/// An outage of the API server that is long enough for all watches to notice.
 const OUTAGE: Duration = Duration::from_secs(3);
 
 pub(crate) fn deleted_agents_lose_no_request_under_load(world: &mut World) {
@@ -90,8 +90,8 @@ pub(crate) fn etcd_is_restarted(world: &mut World) {
     });
 }
 
-/// Kills the CNI's daemon on every Node. New Pods show that the restarted daemon works, and so does a new policy if the
-/// daemon is a policy engine.
+/// Kills the CNI's daemon on every Node. New Pods show that the restarted daemon works; if the daemon is a policy
+/// engine, a new policy also shows this.
 pub(crate) fn network_daemons_are_killed_and_restarted(world: &mut World) {
     let may_lose_ipv6 = world.cluster.cni().loses_ipv6_at_restart();
     Under { may_lose_ipv6, ..Under::default() }.load(world, |world| {

@@ -23,7 +23,7 @@ pub(crate) const NAMESPACE: &str = "shop";
 /// The agent's namespace.
 pub(crate) const AGENT_NAMESPACE: &str = "npl-system";
 
-/// The time limit of every wait other than those of kubectl and Helm.
+/// The usual time limit of waits. The commands of kubectl and Helm have their own limits.
 pub(crate) const LIMIT: Duration = Duration::from_mins(3);
 
 /// A running cluster.

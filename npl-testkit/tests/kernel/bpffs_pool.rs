@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reuses BPF file systems of earlier tests, whose pinned programs the kernel has already verified; their maps are
-//! emptied. Verification would take the largest part of a test's time, especially on an emulated processor.
+//! Reuses the BPF file systems of earlier tests: the pinned maps are emptied, and the pinned programs are kept, because
+//! the kernel has already verified these programs. Verification would take the largest part of a test's time,
+//! especially on an emulated processor.
 
 use std::fs;
 use std::path::Path;

@@ -52,7 +52,7 @@ pub(crate) struct FlowEntry {
     pub(crate) state: FlowState,
 }
 
-/// The flow table, the half-open cache and the fragment tracking records of one family.
+/// The flow table, the half-open cache, the fragment tracking records and the host connection records of one family.
 struct FlowMaps<K, V> {
     flows: HashMap<MapData, K, V>,
     slots: Array<MapData, u64>,
@@ -356,7 +356,8 @@ impl Lab {
         }
     }
 
-    /// Makes the record of a host connection older by `units`, each of about one second. The Pod of `id` is the Node.
+    /// Makes the record of a host connection older by `units`, each of about one second. In `id`, the Node's endpoint
+    /// takes the place of the Pod's.
     pub(crate) fn age_host_connection(&mut self, id: FlowId, units: u64) {
         let records = match Family::of(id.client.ip()) {
             Family::V4 => &mut self.v4.host_connections,

@@ -4,7 +4,8 @@
 
 use crate::lab::{Lab, needs_perfmon, with_lab, with_loader_lab};
 
-/// This test also loads all tail-called programs. On some emulated kernels, only this test and the next one are run.
+/// This test and the next one load all programs, including the tail-called programs. On some emulated kernels, only
+/// these two tests are run.
 #[test]
 fn every_program_loads_with_the_agents_capabilities() {
     with_lab(|lab| {

@@ -14,7 +14,7 @@ use npl_testkit::poll;
 use npl_testkit::topology::Device;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
-/// `ETH_P_IP` and `ETH_P_IPV6`: a packet socket receives one of the two.
+/// `ETH_P_IP` and `ETH_P_IPV6`: a socket of [`open_for`] receives frames of one of these two ethertypes.
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// The protocol number `ETH_P_ALL`, which selects frames of all protocols.
@@ -38,7 +38,7 @@ pub(crate) fn open_for(family: Family, device: &Device, peer: &Device) -> Wire {
     open_with(if family == Family::V4 { ETH_P_IP } else { ETH_P_IPV6 }, device, peer)
 }
 
-/// Opens a socket as [`open`] does, for all packets. The socket gets a packet before any TC program runs.
+/// Opens a socket as [`open`] does, for all packets. The socket gets a received packet before any TC program runs.
 pub(crate) fn capture(device: &Device, peer: &Device) -> Wire {
     open_with(ETH_P_ALL, device, peer)
 }

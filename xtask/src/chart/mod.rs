@@ -43,8 +43,9 @@ const MANIFESTS: [Manifest; 4] = [
     Manifest {
         path: "deploy/cleanup.yaml",
         about: &[
-            "Removes NPL's kernel state from every Node whose agent was deleted without being retired. Apply it after deploy/npl.yaml",
-            "has been deleted, wait for the rollout, and delete it again: docs/install.md.",
+            "Removes NPL's kernel state from every Node whose agent was deleted without being retired. After",
+            "deploy/npl.yaml was deleted, apply this manifest, wait for the rollout, and delete the manifest's objects",
+            "again: docs/install.md.",
         ],
         arguments: &["--set", "namespace.create=true,cleanup.enabled=true,resourceQuota.enabled=false"],
     },

@@ -111,8 +111,8 @@ impl Guest {
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// Returns the command line of the emulator. The emulator does not use hardware virtualization, because it may be
-    /// missing or hang.
+    /// Returns the command line of the emulator. The emulator does not use hardware virtualization, which may be
+    /// missing on this machine, or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {

@@ -21,7 +21,7 @@ pub(super) const TEST_BINARY: &str = "/test";
 /// The programs that npl-testkit runs in network tests.
 const TOOLS: [&str; 6] = ["ip", "tc", "ethtool", "nft", "iptables", "conntrack"];
 
-/// The folders of the guest's root file system that are empty at the boot.
+/// The folders that are created in the guest's root file system before files are copied to it.
 const FOLDERS: [&str; 14] = [
     "bin", "dev", "etc", "newroot", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "usr/sbin", "var/lib",
     "var/log",

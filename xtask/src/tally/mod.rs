@@ -176,7 +176,8 @@ impl Tally {
         self.outcome(selection)
     }
 
-    /// Returns one line for each step, followed by one line for each step that failed and for each of its failed tests.
+    /// Returns one line for each step, followed by one line for each step that failed or could not run, and for each
+    /// failed test.
     fn summary(&self) -> Vec<String> {
         let (mut lines, mut failures) = (Vec::new(), Vec::new());
         for Step { name, end, .. } in &self.steps {

@@ -18,8 +18,8 @@ use crate::tally::{Counts, Tally};
 use crate::test_binary::{Kind, TestBinary, listed};
 use crate::{build, paths};
 
-/// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host; guests that
-/// run at the same time take about 13 minutes, and all packet tests under one kernel an hour.
+/// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host. By default,
+/// the guests, which run at the same time, take about 13 minutes; all packet tests under one kernel take an hour.
 const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 
 /// The prefix of the names of two tests that load every kernel program: one test with the capabilities of the agent,
@@ -140,7 +140,8 @@ impl Suite<'_> {
             return;
         };
         let mut guests = Vec::new();
-        // This guest starts API servers, which takes up to 15 minutes, so it runs only if the user asks for it.
+        // The guest of the agent's tests starts API servers, which takes up to 15 minutes, so this guest runs only if
+        // the user asks for it.
         let is_asked_for = options.filter().is_none() && (options.kernels.is_some() || options.step.is_some());
         for binary in self.of_kind(Kind::Agent).filter(|_binary| is_asked_for) {
             match &self.parts {
@@ -189,7 +190,11 @@ impl Suite<'_> {
             tests.entry(binary.kind).or_default().extend(listed(binary.command().arg("--list"))?);
         }
         let missing: Vec<&str> = tests.iter().flat_map(|(kind, tests)| unmatched(&selections(*kind), tests)).collect();
-        ensure!(missing.is_empty(), "no test has these parts in its name: {}", missing.join(", "));
+        ensure!(
+            missing.is_empty(),
+            "no test has these parts in its name: {}; correct the selections in xtask/src/test/",
+            missing.join(", ")
+        );
         Ok(())
     }
 }

@@ -134,7 +134,7 @@ fn run_all(options: &Options, tally: &mut Tally) {
     match binaries {
         Ok(binaries) => Suite { options, binaries, images, parts, before }.run(tally),
         Err(missing) => {
-            tally.not_run("tests of npl-common, npl-agent and npl-testkit, and those under emulated kernels", missing);
+            tally.not_run("tests of all packages except xtask, and those under emulated kernels", missing);
             for step in [MANIFESTS, DEMO] {
                 tally.not_run(step, missing);
             }

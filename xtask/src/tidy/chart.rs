@@ -26,14 +26,15 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     }
     let entries = values::entries(yaml);
     findings.extend(
-        values::undocumented(&entries).map(|it| Finding::error(VALUES, format!("`{}` has no comment", it.path))),
+        values::undocumented(&entries)
+            .map(|it| Finding::error(VALUES, format!("the value `{}` has no comment", it.path))),
     );
     match serde_json::from_str::<Value>(schema) {
         Ok(schema) => findings.extend(
             values::without_schema(&entries, &schema)
                 .map(|it| Finding::error(SCHEMA, format!("the schema does not describe `{}`", it.path))),
         ),
-        Err(error) => findings.push(Finding::error(SCHEMA, format!("the schema is no JSON: {error}"))),
+        Err(error) => findings.push(Finding::error(SCHEMA, format!("the schema is not valid JSON: {error}"))),
     }
     if tree.text(values::PAGE) != Some(values::page(yaml).as_str()) {
         findings.push(Finding::error(values::PAGE, format!("the page differs from {VALUES}: run `cargo xtask docs`")));

@@ -106,7 +106,7 @@ fn check_fact(tree: &Tree, fact: &Fact) -> Vec<Finding> {
     let Some(value) = found else {
         return vec![Finding::error(
             fact.file,
-            format!("this rule finds no {} in the file: correct the rule", fact.name),
+            format!("the file does not contain the {}: correct `FACTS` in xtask/src/tidy/documents.rs", fact.name),
         )];
     };
     let silent = fact.documents.iter().filter(|path| !tree.text(path).is_some_and(|text| text.contains(value)));

@@ -36,7 +36,7 @@ fn check_process(tree: &Tree, source: &'static str) -> Vec<Finding> {
         findings.extend(others.map(|used| {
             Finding::error(
                 file.path,
-                format!("`{CORE}` imports no other module of its crate, but uses `crate::{used}`"),
+                format!("`{CORE}` must import no other module of its crate, but uses `crate::{used}`"),
             )
         }));
     }
@@ -133,7 +133,7 @@ fn check_layers(file: &File<'_>) -> Vec<Finding> {
     let rank = |name: &str| LAYERS.iter().position(|layer| *layer == name);
     let Some(own_rank) = rank(own) else {
         let folders = LAYERS.join(", ");
-        return vec![Finding::error(file.path, format!("the file is in none of the folders {folders}"))];
+        return vec![Finding::error(file.path, format!("the file must be in one of the folders {folders}"))];
     };
     let refused = file.used().into_iter().filter_map(|used| match rank(used) {
         Some(other) if other <= own_rank => None,
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_file_outside_of_the_layers_is_found() {
-        let expected = "npl-ebpf/src/flow.rs: the file is in none of the folders base, net, state, act, path";
+        let expected = "npl-ebpf/src/flow.rs: the file must be in one of the folders base, net, state, act, path";
         assert_eq!(found(&[("npl-ebpf/src/flow.rs", "")]), [expected]);
     }
 
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn the_core_imports_no_other_module() {
-        let rule = "`core` imports no other module of its crate, but uses `crate::kube`";
+        let rule = "`core` must import no other module of its crate, but uses `crate::kube`";
         assert_eq!(
             found(&[("npl-agent/src/core/model.rs", "use crate::kube::Pod;"), ("npl-agent/src/kube/mod.rs", "")]),
             [format!("npl-agent/src/core/model.rs: {rule}")]

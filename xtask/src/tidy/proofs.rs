@@ -60,7 +60,7 @@ fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) 
     for line in lines.iter().flat_map(Lines::names) {
         match page.lines().filter(|row| row_names(row).any(|name| name == line)).count() {
             1 => {}
-            count => findings.push(Finding::error(*path, format!("{line} has {count} rows"))),
+            count => findings.push(Finding::error(*path, format!("{line} must have one row, but has {count}"))),
         }
     }
     let missing = page.lines().flat_map(named_tests).filter(|name| !tests.contains(name));
@@ -117,13 +117,16 @@ mod tests {
     fn a_missing_test_and_a_missing_row_are_found() {
         let missing = "no test is named `is_gone`";
         assert_eq!(rules(|page| page.replacen("is_there", "is_gone", 1)), [missing; 4]);
-        assert_eq!(rules(|page| page.replace("| B7 |", "| B6 |")), ["B6 has 2 rows", "B7 has 0 rows"]);
+        assert_eq!(
+            rules(|page| page.replace("| B7 |", "| B6 |")),
+            ["B6 must have one row, but has 2", "B7 must have one row, but has 0"]
+        );
         assert_eq!(
             rules(|page| if page.contains("| B7 |") { page } else { page.replace("| 60 |", "| 61 |") }),
-            ["60 has 0 rows"]
+            ["60 must have one row, but has 0"]
         );
-        assert_eq!(rules(|page| page.replace("| P-07 |", "| P-7 |")), ["P-07 has 0 rows"]);
+        assert_eq!(rules(|page| page.replace("| P-07 |", "| P-7 |")), ["P-07 must have one row, but has 0"]);
         assert_eq!(rules(|page| page.replace("| A-2 |", "| F-3, A-2 |")), Vec::<String>::new());
-        assert_eq!(rules(|page| page.replace("| A-2 |", "| A-22 |")), ["A-2 has 0 rows"]);
+        assert_eq!(rules(|page| page.replace("| A-2 |", "| A-22 |")), ["A-2 must have one row, but has 0"]);
     }
 }

@@ -47,7 +47,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     FORBIDDEN
         .iter()
         .filter(|forbidden| named.iter().any(|name| is_within(name, forbidden)))
-        .map(|forbidden| Finding::error(path, format!("the core has no side effects and may not use `{forbidden}`")))
+        .map(|forbidden| Finding::error(path, format!("the core must have no side effects, but uses `{forbidden}`")))
         .collect()
 }
 

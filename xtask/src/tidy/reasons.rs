@@ -20,7 +20,7 @@ const UNPROVOKED: [(&str, &str); 1] =
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(declaration) = tree.text(REASONS) else {
-        return vec![Finding::error(REASONS, "the file of the reasons is missing: correct this rule")];
+        return vec![Finding::error(REASONS, "the file is missing: correct `REASONS` in xtask/src/tidy/reasons.rs")];
     };
     let names = names(declaration);
     if names.is_empty() {
@@ -39,7 +39,8 @@ fn undocumented(tree: &Tree, document: &str, names: &[&str]) -> Vec<Finding> {
     let Some(text) = tree.text(document) else { return Vec::new() };
     let documented: BTreeSet<&str> = identifiers(text).collect();
     let missing = names.iter().filter(|name| !documented.contains(*name));
-    missing.map(|name| Finding::error(document, format!("the reason `{name}` of {REASONS} is missing"))).collect()
+    let rules = missing.map(|name| format!("the reason `{name}` of {REASONS} is missing: run `cargo xtask docs`"));
+    rules.map(|rule| Finding::error(document, rule)).collect()
 }
 
 /// Reads the names of reasons from lines such as `NoMapping = 0, "no_mapping";`.

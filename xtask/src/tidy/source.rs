@@ -53,7 +53,8 @@ fn length(path: &str, text: &str) -> Option<Finding> {
     let code = if is_test { "" } else { without_tests(text) };
     let lines = code.lines().count();
     if lines > LINES_LIMIT {
-        return Some(Finding::error(path, format!("the file has {lines} lines, and the limit is {LINES_LIMIT}")));
+        let rule = format!("the file has {lines} lines, and the limit is {LINES_LIMIT}: split the file");
+        return Some(Finding::error(path, rule));
     }
     (lines > LINES_AIM).then(|| Finding::note(path, format!("the file has {lines} lines, and the aim is {LINES_AIM}")))
 }
@@ -61,7 +62,7 @@ fn length(path: &str, text: &str) -> Option<Finding> {
 fn name(path: &str) -> Option<Finding> {
     let words = path.trim_end_matches(".rs").split('/');
     let bad = words.into_iter().find(|word| EMPTY_NAMES.contains(word))?;
-    Some(Finding::error(path, format!("`{bad}` does not describe the content")))
+    Some(Finding::error(path, format!("`{bad}` does not describe the content: choose a descriptive name")))
 }
 
 fn lines_with(path: &str, text: &str, forbidden: &[&str], rule: &str) -> Vec<Finding> {

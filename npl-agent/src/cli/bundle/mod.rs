@@ -70,7 +70,7 @@ pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
 /// If the flag is not given, and standard output is a terminal.
 pub(super) fn new_file(file: Option<&Path>) -> anyhow::Result<Option<&Path>> {
     if file.is_none() && io::stdout().is_terminal() {
-        bail!("the archive is not for a terminal: redirect the output, or give --file npl-bundle.tar.gz")
+        bail!("the binary archive is not written to a terminal: redirect the output, or give --file npl-bundle.tar.gz")
     }
     Ok(file.filter(|path| *path != Path::new("-")))
 }

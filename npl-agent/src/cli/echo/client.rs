@@ -16,8 +16,8 @@ use crate::core::{
     path_test::{Observation, Probe, Reply},
 };
 
-/// The time limit of a connection attempt. Within this limit, the kernel sends three SYNs: immediately, after one
-/// second and after three seconds.
+/// The time limit of a connection attempt. Within this limit, the kernel sends at least three TCP SYNs: immediately,
+/// after one second and after three seconds. From Linux 6.5 on, the kernel retransmits the SYN every second.
 const CONNECT: Duration = Duration::from_secs(4);
 /// The time limit for the answer to a request on a connection.
 const ANSWER: Duration = Duration::from_secs(4);
@@ -31,7 +31,7 @@ pub(in crate::cli) fn ask_all(probes: &[Probe]) -> Vec<Observation> {
         #[expect(clippy::needless_collect, reason = "all threads start before the first is joined")]
         let clients: Vec<_> =
             probes.iter().map(|probe| scope.spawn(move || Connection::open(*probe).observe())).collect();
-        let failed = || Observation::NotSent("the client's thread ended".to_owned());
+        let failed = || Observation::NotSent("the client's thread panicked".to_owned());
         clients.into_iter().map(|client| client.join().unwrap_or_else(|_panic| failed())).collect()
     })
 }
@@ -103,7 +103,7 @@ fn read(socket: &Socket, answer: &[u8], request: &[u8]) -> Option<Reply> {
     let header = answer.strip_suffix(request)?;
     let Header { pod, seen } = serde_json::from_slice(header).ok()?;
     // The answer may come from a server that is not an echo server. The Pod's name in the answer is printed to a
-    // terminal, so only harmless characters are accepted.
+    // terminal, so only the characters of valid Pod names are accepted.
     let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     if pod.len() > MAX_NAME || !pod.chars().all(is_name) {
         return None;

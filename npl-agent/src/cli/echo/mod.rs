@@ -37,12 +37,13 @@ struct Header {
     seen: IpAddr,
 }
 
-/// Depending on the command, runs the echo server, sends requests to an echo server, or prints the addresses of this
-/// network namespace.
+/// Depending on the command, runs the echo server, sends requests to an echo server, prints the addresses of this
+/// network namespace, or waits until the process is killed.
 ///
 /// # Errors
 ///
-/// If the server cannot bind its sockets, or if standard output cannot be written.
+/// If the server cannot bind its sockets, if the addresses or standard input cannot be read, or if standard output
+/// cannot be written.
 pub fn run(command: &EchoCommand) -> anyhow::Result<()> {
     match command {
         EchoCommand::Serve(args) => server::serve(args),

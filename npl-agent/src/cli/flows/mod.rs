@@ -73,7 +73,7 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
     let agent = match local::ask(&args.node.runtime_dir).await {
         Ok(agent) => Some(agent),
         Err(error) => {
-            note(&format!("{error}; the flows are shown without names"));
+            note(&format!("{error}; the flows are shown without Pod names"));
             None
         }
     };

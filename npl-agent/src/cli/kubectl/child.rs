@@ -52,8 +52,8 @@ pub(super) fn output_within(
     output
 }
 
-/// Waits for the next value of a channel; `None` if the channel's sender has ended. Returns an error as soon as `check`
-/// returns an error.
+/// Waits for the next value of a channel; `None` if the channel's sender was dropped. Returns an error as soon as
+/// `check` returns an error.
 pub(super) fn receive<T>(values: &Receiver<T>, check: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<Option<T>> {
     loop {
         match values.recv_timeout(PAUSE) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ends a command between two of its steps on Ctrl-C, SIGTERM or a time limit, so that the command can remove the
-//! objects that it has created.
+//! Ends a command between two of its steps after SIGINT (Ctrl-C), SIGTERM or SIGHUP, or at the end of a time limit, so
+//! that the command can remove the objects that it has created.
 
 use std::{
     sync::{

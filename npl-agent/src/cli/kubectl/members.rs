@@ -253,7 +253,7 @@ fn as_text(report: &Report, is_wide: bool) -> String {
     });
     text += &table(&["REPLICA", "NODE", "VERSION", "PROBLEM"], rows);
     if !report.agree {
-        text += "The replicas differ. The table of members is that of the first replica with a version.\n";
+        text += "The replicas differ. The table of members is from the first replica that has a version.\n";
     }
     text
 }

@@ -53,7 +53,7 @@ pub fn is_plugin(program: Option<&OsStr>) -> bool {
 ///
 /// # Errors
 ///
-/// Returns an error if kubectl cannot be run or refuses a request.
+/// If kubectl cannot be started, or if the command fails.
 pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     let kubectl = Kubectl { program: "kubectl", connection: &cli.connection, interrupt: None };
     match &cli.command {
@@ -69,7 +69,7 @@ pub fn run(cli: &KubectlCli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The time for which kubectl may continue to create an object after a Ctrl-C.
+/// The time for which kubectl may continue to create an object after a signal or after the end of the time limit.
 const CREATION: Duration = Duration::from_secs(5);
 
 /// Runs kubectl with the user's connection options.
@@ -125,8 +125,8 @@ impl<'a> Kubectl<'a> {
         Ok((code, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 
-    /// Creates a Kubernetes object. After a Ctrl-C, the creation may continue for a few seconds, so that this process
-    /// usually learns whether the object exists.
+    /// Creates a Kubernetes object. After a signal or the end of the time limit, the creation may continue for
+    /// [`CREATION`], so that this process usually learns whether the object exists.
     fn create(self, object: &Value) -> anyhow::Result<()> {
         let mut command = self.command(&["create", "--filename", "-"]);
         let mut kubectl = start(command.stdin(Stdio::piped()).process_group(0))?;

@@ -28,8 +28,8 @@ const START: Duration = Duration::from_mins(3);
 /// The time limit of the command, after which Kubernetes stops the Pods.
 pub(super) const LIMIT: Duration = Duration::from_hours(1);
 
-/// Runs a command in a new Pod on the Node, with this process's standard output, and returns its exit code. Removes the
-/// Pod afterwards, also after a signal. The exit code is 2 if the command has succeeded, but the Pod could not be
+/// Runs a command in a new Pod on the Node, with this process's standard output, and returns the command's exit code.
+/// Removes the Pod afterwards, also after a signal. Returns 2 if the command has succeeded, but the Pod could not be
 /// removed.
 pub(super) fn run(kubectl: Kubectl<'_>, args: &OnArgs, image: &str) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::watch(LIMIT)?;
@@ -73,8 +73,8 @@ pub(super) struct NodePods<'a> {
 }
 
 impl<'a> NodePods<'a> {
-    /// Chooses the name of the Namespace, without creating the Namespace. Writes the names of
-    /// Namespaces that an earlier command has not removed to standard error.
+    /// Chooses the name of the Namespace, without creating the Namespace. Reports on standard error the Namespaces that
+    /// an earlier command has not removed.
     pub(super) fn new(
         kubectl: Kubectl<'a>,
         kind: &'static Kind,

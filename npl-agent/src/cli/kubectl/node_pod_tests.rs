@@ -6,8 +6,8 @@ use std::{fs, path::Path};
 use super::*;
 use crate::cli::kubectl::script::Script;
 
-/// A kubectl that records its requests and the created objects. Each Pod runs at once; the command in the Pod prints
-/// its arguments and exits with 3.
+/// A script that takes the place of kubectl, and records its requests and the created objects. Each Pod runs at once,
+/// and the command in the Pod exits with 3.
 const KUBECTL: &str = r#"
 echo "$*" >> requests
 case "$*" in
@@ -29,7 +29,7 @@ fn args(node: &str) -> OnArgs {
     }
 }
 
-/// Runs the command, and returns the requests to kubectl with the random suffix of the Namespace removed.
+/// Runs the command, and returns the requests to kubectl. `NAMESPACE` replaces the random name of the Namespace.
 fn requests(script: &Script, interrupt: &Interrupt) -> (anyhow::Result<ExitCode>, Vec<String>) {
     let result =
         script.with_kubectl(|kubectl| run_with(kubectl.within(interrupt), &args("node-2"), "npl:1", interrupt));

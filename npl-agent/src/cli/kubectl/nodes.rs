@@ -62,7 +62,8 @@ fn container_is_running(pod: &Value) -> bool {
     items_at(pod, "/status/containerStatuses").any(|status| status.pointer("/state/running").is_some())
 }
 
-/// Describes the state of the agent's container, without messages: they may contain lines of the container's log.
+/// Describes the state of the agent's container. The field `message` of a state is left out, because it may contain
+/// lines of the container's log.
 fn container_state(pod: &Value) -> String {
     let status = items_at(pod, "/status/containerStatuses").find(|status| text_at(status, "/name") == CONTAINER);
     let Some(status) = status else { return format!("the Pod is {}", text_at(pod, "/status/phase")) };
@@ -129,7 +130,7 @@ pub(super) fn run_on(kubectl: Kubectl<'_>, args: &OnArgs) -> anyhow::Result<Exit
 /// Returns the reason why a command cannot run on a Node, with the remedy.
 fn no_agent(namespace: &str, node: &str, is_absent: bool) -> String {
     let reason = if is_absent {
-        format!("no agent's Pod is on Node {node}, among those with the labels {SELECTOR} in namespace {namespace}")
+        format!("no agent's Pod is on Node {node}: namespace {namespace} has no Pod with the labels {SELECTOR} there")
     } else {
         format!("the agent's container on Node {node} does not run")
     };

@@ -21,7 +21,7 @@ pub(super) const NAME_LABEL: &str = "app.kubernetes.io/name";
 /// The properties that all Namespaces of a command have.
 #[derive(Debug)]
 pub(super) struct Kind {
-    /// The value of [`NAME_LABEL`], which is also the beginning of the name.
+    /// The value of [`NAME_LABEL`], which is also the beginning of the Namespace's name.
     pub(super) label: &'static str,
     /// The level of Pod Security Admission.
     pub(super) level: &'static str,

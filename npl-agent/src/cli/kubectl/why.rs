@@ -67,7 +67,10 @@ fn answer_of(
     let answer = exec(kubectl, agent, &["why", &argument(question), "--output", "json"]);
     let (code, text) = answer.map_err(|error| missing(one_line(&error)))?;
     serde_json::from_str(&text).map_err(|error| {
-        missing(format!("the answer of Pod {}, which exited with {code}, cannot be read: {error}", agent.name))
+        missing(format!(
+            "the answer of `npl-agent why` in Pod {} (exit code {code}) cannot be read: {error}",
+            agent.name
+        ))
     })
 }
 
@@ -139,7 +142,7 @@ fn nodes_of(cluster: &Cluster, question: &Question) -> anyhow::Result<Vec<String
     let nodes: BTreeSet<String> = pods.filter_map(|(_, node)| node.clone()).collect();
     anyhow::ensure!(
         !nodes.is_empty(),
-        "the Pod is not scheduled on a Node yet: `kubectl describe pod` shows the cause"
+        "the Pod, or every Pod of the Service, is not scheduled on a Node yet: `kubectl describe pod` shows the cause"
     );
     Ok(nodes.into_iter().collect())
 }

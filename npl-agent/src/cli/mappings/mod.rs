@@ -33,7 +33,7 @@ pub async fn show(args: &MappingsArgs) -> anyhow::Result<()> {
             Ok(agent) => Some(agent),
             Err(error) => {
                 if !std::mem::replace(&mut is_noted, true) {
-                    note(&format!("{error}; this is the kernel's view, without names and states"));
+                    note(&format!("{error}; only the kernel's mappings are shown, without Pods, Services and states"));
                 }
                 None
             }

@@ -140,7 +140,7 @@ fn ports(status: &Status) -> String {
     table(&["PORTS", "FAMILY", "USED", "DRAINING", "QUARANTINED", "FREE"], status.port_usage.iter().map(row))
 }
 
-/// Formats a table of the maps that contain entries, or of all maps if `is_wide`.
+/// Formats a table of the maps in [`Status::tables`]: of those that contain entries, or of all if `is_wide`.
 fn tables(status: &Status, is_wide: bool) -> String {
     let shown = status.tables.iter().filter(|table| is_wide || table.used > 0);
     let row = |fill: &TableFill| {

@@ -119,7 +119,7 @@ impl Screen {
         let agent = current.agent.as_ref();
         Self {
             title: agent.map_or_else(
-                || "no agent answers: kernel's view".to_owned(),
+                || "no agent answers: only the kernel's mappings are shown".to_owned(),
                 |agent| {
                     format!(
                         "{}: agent {} for {}",

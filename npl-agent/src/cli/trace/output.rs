@@ -124,7 +124,7 @@ fn header() -> String {
 }
 
 /// Formats a trace record as text: `11:22:33.123456 eth0 ingress request tcp 192.0.2.7:50000 > 10.0.0.1:61000 [S]:
-/// translated to …`.
+/// translated as tcp …`.
 fn text(step: &Step, device: &str, time: Duration, before: &Packet, after: Option<&Packet>) -> String {
     let rewritten =
         after.filter(|_| step.verdict.is_rewritten()).map(|after| format!(" as {after}")).unwrap_or_default();

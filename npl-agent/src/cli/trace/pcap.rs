@@ -59,7 +59,10 @@ impl Capture {
         let to: Box<dyn Write + Send> = if path == Path::new("-") {
             Box::new(io::stdout())
         } else {
-            Box::new(new_private_file(path).with_context(|| format!("create {}", path.display()))?)
+            Box::new(
+                new_private_file(path)
+                    .with_context(|| format!("create {}: choose the path of a new file", path.display()))?,
+            )
         };
         Self::to(to)
     }

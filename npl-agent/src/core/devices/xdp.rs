@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 
-/// The size in bytes of the largest frame that drivers pass to a program in one buffer: a page without headroom and
-/// tailroom.
+/// The largest MTU, in bytes, with which drivers pass every frame to a program in one buffer: a page without headroom,
+/// tailroom and link-layer header.
 const LARGEST_WHOLE: u32 = 3498;
 
 /// Drivers with which checksums stay correct if XDP translates. Frames from these drivers have complete checksums.
@@ -57,8 +57,8 @@ pub enum XdpReason {
     BypassesStack,
     /// The device has no Ethernet headers, which the XDP program needs.
     NotEthernet,
-    /// The device is virtual: packets from this host's own stack may have incomplete checksums there, which XDP cannot
-    /// detect.
+    /// The device is virtual: on such a device, packets from this host's own stack may have incomplete checksums, and
+    /// XDP cannot detect that a checksum is incomplete.
     IsVirtual,
     /// The device is a port of a master device, such as a bond or bridge. The master device receives the frames.
     IsEnslaved,

@@ -22,7 +22,7 @@ pub(super) fn api_server(facts: &Facts) -> Finding {
                 interruptions.push(format!("the watch of {resource} is interrupted: {error}"));
             }
             WatchState::Failed(WatchFailure { for_millis, error }) => {
-                faults.push(format!("the watch of {resource} has failed for {} s: {error}", for_millis / 1_000));
+                faults.push(format!("the watch of {resource} has been failing for {} s: {error}", for_millis / 1_000));
             }
             WatchState::Silent { millis } => {
                 faults.push(format!("the watch of {resource} has received no data for {} s", millis / 1_000));
@@ -75,7 +75,7 @@ mod tests {
                 |it| fails_for(it, 31_000),
                 KEY,
                 State::Failed,
-                "pods has failed for 31 s: connection refused",
+                "pods has been failing for 31 s: connection refused",
                 "ServiceAccount",
             ),
             (|it| fails_for(it, 29_000), KEY, State::Warning, "interrupted: connection refused", "tries again"),
@@ -94,7 +94,7 @@ mod tests {
                 },
                 KEY,
                 State::Failed,
-                "pods has failed",
+                "pods has been failing",
                 "API server",
             ),
             (|it| watch(it).heard_millis_ago = None, KEY, State::Unknown, "the first list of pods", "again"),

@@ -133,7 +133,7 @@ checks! {
         Unknown UNREADABLE;
         effect "If the program of the other software returns a final verdict, connections of clients are refused or get no answer.",
         action "[A program runs ahead of NPL's](../troubleshoot.md#a-program-runs-ahead-of-npls).";
-    gro_fraglist: "Is `rx-gro-list` on for a device, on a kernel that translates only the first of the combined datagrams?"
+    gro_fraglist: "Is `rx-gro-list` on for a device, although this kernel translates only the first of several IPv6 UDP datagrams that `rx-gro-list` combines?"
         Ok "`rx-gro-list` is off for the uplinks and for the devices of mapped Pods, or the kernel is 6.12.28 or a newer 6.12, or 6.15 or newer, and translates all datagrams.",
         Warning "`rx-gro-list` is on for an uplink or the device of a mapped Pod, and the kernel translates only the first datagram.",
         Unknown UNREADABLE;
@@ -170,7 +170,7 @@ checks! {
     ipv6_forwarding: "Does the kernel forward IPv6 packets between the uplinks and the devices of Pods?"
         Ok "IPv6 forwarding is on, or the Node has no IPv6 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or the Node also has IPv4 addresses, and no IPv6 node port is mapped.",
-        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is not set for all uplinks, for an uplink with a default route, or for the device of a mapped Pod; and IPv6 node ports are mapped, or nothing is mapped yet on a Node with IPv6 addresses only.",
+        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every uplink, on an uplink with a default route, or on the device of a mapped Pod; and IPv6 node ports are mapped, or nothing is mapped yet on a Node with IPv6 addresses only.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set `net.ipv6.conf.all.forwarding` to 1.";
@@ -211,7 +211,7 @@ checks! {
         action "Add 30000-32767 to `net.ipv4.ip_local_reserved_ports`.";
     nft_guard: "Are replies of mapped Pods exempt from masquerading?"
         Ok "The table `inet npl` exempts mapped endpoints, or no rule masquerades packets that leave the Node, or nothing is pinned yet and the kernel has nftables.",
-        Warning "Rules of other software masquerade, and the kernel has no nftables, or mappings are pinned and the table `inet npl` is missing.",
+        Warning "Rules of other software masquerade packets that leave the Node, and either the kernel has no nftables, or mappings are pinned and the table `inet npl` is missing.",
         Unknown UNREADABLE;
         effect "Replies of connections that kernel conntrack has lost are masqueraded, and clients reject these packets.",
         action "Set `--nft-guard` to `auto`, load the kernel module `nf_tables`, and read the agent's log.";

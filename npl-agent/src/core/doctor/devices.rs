@@ -16,7 +16,7 @@ pub(super) fn devices(facts: &Facts) -> Finding {
     let unsupported = devices.iter().filter_map(|device| Some(format!("{}: {}", device.name, refusal(facts, device)?)));
     let unsupported: Vec<String> = unsupported.collect();
     if unsupported.is_empty() {
-        return Finding::ok(key, "all devices support the programs");
+        return Finding::ok(key, "the programs support all devices by which clients may reach the Node");
     }
     Finding::warning(
         key,
@@ -50,8 +50,9 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         return Finding::ok(key, format!("node ports answer on all {} addresses of the Node", all.len()));
     };
     let advice = if facts.is_agent_running {
-        "clients that connect to these addresses are not served: the agent adds a new address within a second. The \
-         agent serves at most 256 addresses of each family, and published addresses take precedence"
+        "clients that connect to these addresses are not served: run the check again after a second, because the agent \
+         serves a new address with a short delay. If the check still lists addresses, the Node has more than 256 \
+         addresses of an IP family: the agent serves 256 of them, and published addresses take precedence"
     } else {
         "clients that connect to these addresses are not served: start the agent, which adds these addresses"
     };
@@ -201,7 +202,7 @@ mod tests {
                 "--devices",
             ),
             // A TCX link can be attached to a device that has an `ingress` qdisc.
-            (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "all devices support", ""),
+            (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "the programs support all", ""),
             (|it| it.devices = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);
     }

@@ -3,8 +3,8 @@
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
 //! The check evaluates the rules for a translated request, as far as the request's fields are known. The check warns
-//! about a chain only if the chain certainly drops or rejects the request. For a chain that possibly does so, the
-//! finding names the chain and is no warning.
+//! about a chain only if the chain certainly drops or rejects the request. If a chain may drop or reject the request,
+//! depending on conditions that the check does not evaluate, the finding names the chain, but is no warning.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -392,17 +392,21 @@ fn finding(key: &'static str, chain: &BaseChain, how: &str, request: &Request<'_
         )
     } else {
         format!(
-            "add `nft insert rule {family} {table} {name} {protocol} daddr POD-NETWORK accept`, and the same with \
-             `saddr` unless a rule accepts established connections, to the configuration of the firewall"
+            "add this command to the configuration of the firewall: `nft insert rule {family} {table} {name} \
+             {protocol} daddr POD-NETWORK accept`. Unless a rule accepts established connections, also add the same \
+             command with `saddr`"
         )
     };
     Finding::warning(
         key,
-        format!("chain {name} of nftables table {family} {table} {how}: {} requests by {uplink}", request.family),
         format!(
-            "with --forwarding stack and offload, connections to mapped Pods fail: a translated request is a \
-             new connection from the client to the Pod, which no rule accepts (`ct status dnat` does not match it): \
-             {rule}"
+            "chain {name} of nftables table {family} {table} {how}: {} requests that arrive on {uplink}",
+            request.family
+        ),
+        format!(
+            "with --forwarding stack and offload, connections to mapped Pods fail: to the firewall, a translated \
+             request is a new connection from the client to the Pod; no rule accepts this connection, and `ct status \
+             dnat` does not match this connection: {rule}"
         ),
     )
 }
@@ -477,7 +481,7 @@ mod tests {
                 |it| firewalld(it, Vec::new()),
                 KEY,
                 State::Warning,
-                "chain fwd of nftables table inet firewalld drops or rejects by a rule: IPv4 requests by eth0",
+                "chain fwd of nftables table inet firewalld drops or rejects by a rule: IPv4 requests that arrive on",
                 "rule family=ipv4 destination address=POD-NETWORK accept",
             ),
             (|it| firewalld(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]), KEY, State::Ok, "none of 1", ""),
@@ -555,7 +559,7 @@ mod tests {
 
     #[test]
     fn a_drop_rule_of_an_accepting_chain_is_reported_if_it_matches_pods() {
-        let drops = "chain fwd of nftables table inet fw drops or rejects by a rule: IPv4 requests by eth0";
+        let drops = "chain fwd of nftables table inet fw drops or rejects by a rule: IPv4 requests that arrive on eth0";
         check(&[
             (|it| accepting(it, vec![rule(Vec::new(), Verdict::Refuse)]), KEY, State::Warning, drops, "daddr"),
             (

@@ -8,7 +8,7 @@ use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 
 /// Checks for devices on which GRO joins datagrams to a fraglist. NPL, like every NAT, translates the first datagram of
 /// a fraglist. When the kernel splits the fraglist, the kernel has to translate the datagrams after the first one.
-/// Before Linux 6.15, the kernel does not translate them for IPv6.
+/// Kernels before Linux 6.15, except 6.12.28 and later 6.12 releases, do not translate these datagrams for IPv6.
 pub(super) fn fraglists(facts: &Facts) -> Finding {
     let key = "gro_fraglist";
     let with_fraglists = match &facts.devices_with_fraglists {
@@ -26,7 +26,7 @@ pub(super) fn fraglists(facts: &Facts) -> Finding {
         return Finding::ok(key, found + "; the kernel translates fraglists");
     }
     let advice = "of several IPv6 datagrams that arrive together, only the first is translated, unless the distribution \
-                  has ported the fix of Linux 6.15: run `ethtool -K DEVICE rx-gro-list off` for these devices";
+                  has backported the fix of Linux 6.15: run `ethtool -K DEVICE rx-gro-list off` for these devices";
     Finding::warning(key, found, advice)
 }
 

@@ -70,8 +70,8 @@ fn every_check_is_ok_on_a_healthy_node_and_reports_its_fault() {
     }
 }
 
-/// Asserts that the document has the condition of the finding's state, and that each finding with a problem names the
-/// section.
+/// Asserts that `docs/reference/doctor.md` has the condition of the finding's state, and that a finding that is not ok
+/// names the section about its check.
 pub(super) fn assert_described(finding: &Finding) {
     let Finding { key, state, .. } = finding;
     let check = CHECKS.iter().find(|check| check.key == *key).unwrap();

@@ -10,8 +10,8 @@ pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check ag
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Reports the mode of reverse path filtering. No mode is a fault: even the strict mode accepts requests and replies,
-/// because NPL does not change their routes.
+/// Reports the mode of reverse path filtering. No mode is a fault, because NPL does not change the routes of requests
+/// and replies. Strict filtering drops only requests to Pods that have their own routing table.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -90,9 +90,9 @@ fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
     }
 }
 
-/// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. Mappings do not need
-/// this. The doctor checks it because an operator who reserves NPL's port range may forget to reserve the ports of
-/// Services, too.
+/// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. Mappings do not depend
+/// on these ports. The doctor checks the ports because an operator who reserves NPL's port range in
+/// `net.ipv4.ip_local_reserved_ports` may forget to reserve the ports of Services, too.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(ephemeral) = ephemeral_ports(sysctls) else {

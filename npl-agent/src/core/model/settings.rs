@@ -28,8 +28,8 @@ pub struct Settings {
     pub is_retiring: bool,
 }
 
-/// The shortest quarantine without a warning. A load balancer still sends to a withdrawn node port for some time; AKO
-/// (the Avi Kubernetes Operator) did so for up to 21 s.
+/// The shortest quarantine without a warning. A load balancer still sends to a withdrawn node port for some time: AKO
+/// (the Avi Kubernetes Operator) keeps a removed member for up to 21 s while many Pods change.
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {

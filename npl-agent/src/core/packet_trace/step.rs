@@ -62,7 +62,7 @@ pub struct Step {
 }
 
 impl Hook {
-    /// The name of this value in tables.
+    /// The name of the hook in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
@@ -73,7 +73,7 @@ impl Hook {
 }
 
 impl ProgramVerdict {
-    /// The name of this value in tables.
+    /// The name of the verdict in tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unrelated => "unrelated",

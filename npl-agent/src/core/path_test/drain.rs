@@ -21,9 +21,9 @@ impl fmt::Display for Elapsed {
 const LATE: Elapsed = Elapsed(15_000);
 
 /// Returns the row about the withdrawal of an echo Pod's node ports. `was_published` is whether any node port was
-/// published before the withdrawal, and `is_left` is whether the annotation still names a node port. If the withdrawal
-/// was seen only after the drain, the result is unknown, because the time includes the test's own requests to the API
-/// server.
+/// published before the withdrawal, and `is_left` is whether the annotation still names a node port. If the test saw
+/// the withdrawal only after the drain and after [`LATE`], the result is unknown, because the time includes the test's
+/// own requests to the API server.
 pub fn withdrawal(node: &str, was_published: bool, is_left: bool, elapsed: Elapsed, drain: Elapsed) -> Row {
     let (result, detail) = match (was_published, is_left) {
         (true, false) if elapsed > drain.max(LATE) => {
@@ -51,7 +51,7 @@ pub fn open_connection(
     match observation {
         Observation::Answered(_) => (Outcome::Passed, format!("answered {sent} after the withdrawal")),
         Observation::NoAnswer(_) | Observation::Refused(_) if observed >= drain => {
-            (Outcome::NotTried, format!("the drain of {drain} ended while the request was sent"))
+            (Outcome::NotTried, format!("the drain of {drain} ended before the result of the request was read"))
         }
         Observation::NoAnswer(reason) | Observation::Refused(reason) => (Outcome::Failed, reason.clone()),
         Observation::NotSent(reason) => (Outcome::Unknown, reason.clone()),

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::{Client, LARGE, Observation, Outcome, Path, Reply, Row, Server, name};
 use crate::core::model::{Family, Protocol};
 
-/// The facts about the cluster on which the judgement of observations is based.
+/// The facts about the cluster by which [`judge`] judges observations.
 #[derive(Debug, Clone, Copy)]
 pub struct PathFacts<'a> {
     /// The echo Pods of the test.

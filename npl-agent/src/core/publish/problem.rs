@@ -182,8 +182,8 @@ fn write_contested(f: &mut fmt::Formatter<'_>, manager: Option<&str>) -> fmt::Re
         None => f.write_str("another writer")?,
     }
     f.write_str(
-        " keeps changing the annotation that NPL writes, so the agent writes it at most once a minute: let only one \
-         controller publish node ports, for example disable NodePortLocal in Antrea",
+        " keeps changing the annotation that NPL writes, so the agent waits for up to a minute before it writes the \
+         annotation again: let only one controller publish node ports, for example disable NodePortLocal in Antrea",
     )
 }
 
@@ -203,7 +203,7 @@ impl fmt::Display for Cause {
                 write!(
                     f,
                     "protocol {protocol} is not among the agent's --protocols, so ports of this protocol get no \
-                     node port; the service's other ports are served"
+                     node port; the service's other ports are served: add {protocol} to --protocols"
                 )
             }
             Self::ProtocolsNotMerged { pod_port } => write!(

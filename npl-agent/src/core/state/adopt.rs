@@ -88,8 +88,8 @@ fn adopt_mappings(state: &mut PlannerState) {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
-            // The claim keeps the allowed sources of the existing mapping until a Service changes the sources. No
-            // Service changes the sources of a draining mapping.
+            // The claim keeps the allowed sources of the existing mapping until a Service that requests the Pod port
+            // changes the sources. If no Service requests the Pod port any more, the mapping drains with these sources.
             sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)

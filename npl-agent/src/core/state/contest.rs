@@ -18,7 +18,8 @@ const AT_ONCE: u32 = 3;
 /// The delay in milliseconds before the agent overwrites a value of another writer, after the agent has overwritten
 /// [`AT_ONCE`] values immediately. The delay doubles with every further value, up to [`LONGEST_MILLIS`].
 const FIRST_MILLIS: u64 = 5_000;
-/// The delay in milliseconds of the next write if the API server's answer to a write does not show the agent's value.
+/// The minimum delay in milliseconds before the next write if the API server's answer to a write does not show the
+/// agent's value.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
 /// A contest ends when only the agent has changed the annotation for this time, in milliseconds.

@@ -141,7 +141,7 @@ impl PlannerState {
         }
     }
 
-    /// Replaces the whole observed state, also the part that [`Self::record_done`] has changed.
+    /// Replaces the whole observed state, including the part that [`Self::record_done`] has changed.
     pub fn observe(&mut self, observed: Observed) {
         let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);

@@ -215,7 +215,8 @@ impl PlannerState {
         mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.has_same_target(&backend))
     }
 
-    /// Whether another process uses the node port, so that the agent cannot correct the mapping of this port.
+    /// Whether the node port has no mapping or a wrong mapping, and the agent cannot write the right mapping, because
+    /// another process uses the node port.
     fn is_lost(&self, frontend: Frontend) -> bool {
         let is_reserved = self.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend));
         !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)

@@ -218,8 +218,9 @@ fn of_watch(watch: &WatchView) -> Option<HealthFinding> {
     match watch.state() {
         WatchState::Failed(WatchFailure { for_millis, error }) => {
             let seconds = for_millis / 1_000;
-            let text =
-                format!("the watch of {resource} has failed for {seconds} s, so changes are not applied: {error}");
+            let text = format!(
+                "the watch of {resource} has been failing for {seconds} s, so changes are not applied: {error}"
+            );
             Some(risk(text, pages::SIGNALS))
         }
         WatchState::Interrupted(WatchFailure { error, .. }) => {

@@ -38,7 +38,7 @@ pub struct AgentView {
     /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
     /// Whether an admission policy restricts the agent's writes; `None` until an answer of the API server has shown
-    /// whether a policy does so.
+    /// whether a policy restricts them.
     pub is_confined: Option<bool>,
     /// The devices through which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,

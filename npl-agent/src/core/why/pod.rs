@@ -209,8 +209,8 @@ impl PodFacts<'_> {
             }
             None => {
                 format!(
-                    "the kernel has no mapping of {frontend}: the agent tries again, and the agent's log contains the \
-                     error"
+                    "the kernel has no mapping of {frontend}: the agent writes the mapping; if this fails, the agent \
+                     tries again, and the agent's log contains the error"
                 )
             }
         };
@@ -226,8 +226,8 @@ impl PodFacts<'_> {
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !names(frontend) {
-            let text = "the annotation does not name the node port yet: the API server has not accepted the patch, and the \
-                        agent's log contains the error";
+            let text = "the annotation does not name the node port yet: the API server has not accepted the patch; if \
+                        the patch failed, the agent's log contains the error";
             return LinkReport::broken(Link::Annotation, text, pages::NO_ANNOTATION);
         }
         if !self.state.has_right_annotation(self.pod, &entries) {

@@ -34,7 +34,8 @@ fn last_packet(traffic: &Traffic<'_>, is_broken: bool) -> LinkReport {
         return LinkReport::info(Link::LastPacket, "the kernel has no mapping, so it counts no packets");
     };
     let age = traffic.last_packet_millis.map(|millis| format!(", the last one {} s ago", millis / 1_000));
-    let text = format!("{request_packets} requests and {reply_packets} replies{}", age.unwrap_or_default());
+    let age = age.unwrap_or_default();
+    let text = format!("{request_packets} request packets and {reply_packets} reply packets{age}");
     match (request_packets, reply_packets) {
         (0, _) => LinkReport::info(
             Link::LastPacket,

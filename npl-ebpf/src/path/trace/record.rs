@@ -39,7 +39,7 @@ use crate::{
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
-/// Flags that the value of [`origin`] contains in addition to the number of the hook.
+/// Flags in the parameter `origin` of [`npl_trace_begin`], which also contains the number of the hook.
 const IS_REPLY: u32 = 1 << 8;
 const IS_SLOW_PATH: u32 = 1 << 16;
 

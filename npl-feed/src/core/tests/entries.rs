@@ -92,7 +92,7 @@ fn of_two_pods_with_one_node_port_the_agents_own_annotation_wins_and_then_the_ol
 
     foreign.object.annotation_manager = None;
     state.apply(Change::Pod(Box::new(foreign)), 0);
-    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 ready"], "the older one");
+    assert_eq!(web(&mut state), ["a 192.0.2.1:61000 ready"], "the older Pod's claim must take precedence");
     state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("a".into())), 0);
     assert_eq!(web(&mut state), ["b 192.0.2.1:61000 ready"]);
 }

@@ -116,7 +116,7 @@ fn a_deleted_pod_does_not_drain() {
     let mut state = cluster(vec![one()]);
     assert_eq!(web(&mut state).len(), 1);
     state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("other".into())), 0);
-    assert_eq!(web(&mut state).len(), 1, "another Pod of the name");
+    assert_eq!(web(&mut state).len(), 1, "the deletion of another Pod with the same name must change nothing");
     state.apply(Change::PodGone(ObjectKey::new("default", "a"), PodUid("a".into())), 0);
     assert_eq!(web(&mut state), Vec::<String>::new());
 }

@@ -27,7 +27,8 @@ pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     tools::output_with_input(&mut node.command("iptables-restore")?, &rules).map(drop)
 }
 
-/// Adds the most efficient nftables equivalent of these iptables rules: one rule with a map lookup.
+/// Adds the most efficient nftables equivalent of the rules of [`add_iptables`] for packets from other machines: one
+/// rule with a map lookup.
 pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut elements = String::new();
     let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);

@@ -199,7 +199,7 @@ impl Mode {
     }
 
     /// Returns the mode whose network this mode uses. Modes that share a network differ only in what is set up for each
-    /// sample: whether NPL is attached, and the number of mappings.
+    /// sample: whether NPL or an empty program is attached, and the number of NPL's mappings.
     const fn network(self) -> Self {
         match self {
             Self::Routing | Self::RoutingBesideOurs | Self::RoutingBesideIdle | Self::Ours => Self::Ours,

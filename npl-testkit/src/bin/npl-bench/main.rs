@@ -6,10 +6,10 @@
 //! requests to a new Pod is compared with the time until a plain watch delivers the annotation.
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
-//! only in the presence of NPL or in the number of mappings share a network. Packets are generated in the kernel.
-//! Requests enter the Node at the uplink, and count when they arrive at the expected Pod port. Replies enter the Node
-//! at the Pod's device, and count when they arrive at the client. Every round measures every case, so that slow phases
-//! of the machine affect all cases.
+//! only in the presence of NPL or of an empty program, or in the number of NPL's mappings, share a network. Packets are
+//! generated in the kernel. Requests enter the Node at the uplink, and count when they arrive at the expected Pod port.
+//! Replies enter the Node at the Pod's device, and count when they arrive at the client. Every round measures every
+//! case, so that slow phases of the machine affect all cases.
 
 #![expect(clippy::print_stdout, reason = "the result goes to standard output")]
 #![expect(clippy::print_stderr, reason = "progress goes to standard error")]
@@ -101,7 +101,7 @@ struct Effort {
 const BUILDERS: usize = 4;
 
 /// The number of rounds that use the same networks. Later rounds use new networks, because the memory layout of a
-/// network changes its speed by up to 5 %.
+/// network affects the measured rates by up to 5 %.
 const ROUNDS_IN_A_PLACE: usize = 3;
 
 const QUICK: Effort = Effort {

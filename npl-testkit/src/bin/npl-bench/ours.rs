@@ -35,7 +35,7 @@ pub(crate) struct Manner {
 impl Manner {
     pub(crate) const STACK: Self = Self::by(Forwarding::Stack);
 
-    /// Creates settings for TC programs that were loaded before the agent, with `CAP_PERFMON`.
+    /// Creates settings for TC programs that are loaded with `CAP_PERFMON` before the agent starts.
     pub(crate) const fn by(forwarding: Forwarding) -> Self {
         Self { forwarding, attach: Attach::Tc, are_mitigated: false }
     }

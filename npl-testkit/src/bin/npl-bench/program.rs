@@ -223,7 +223,11 @@ impl Alone {
         let now = self.translated()?;
         let translated = [0, 1].map(|index: usize| now[index] - before[index]);
         let expected = sent.translated().map(|each| each * u64::from(REPEAT) * GOES as u64);
-        ensure!(translated == expected, "{}: {translated:?} packets were translated", figure.name);
+        ensure!(
+            translated == expected,
+            "{}: {translated:?} requests and replies were translated, not {expected:?}",
+            figure.name
+        );
         Ok(least[0] - least[1])
     }
 

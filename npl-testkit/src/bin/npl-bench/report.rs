@@ -163,7 +163,7 @@ fn table<const N: usize>(preset: TableStyle, header: [&str; N], numbers: Range<u
     table
 }
 
-/// Formats a number with three significant digits, which matches the precision of the measurement.
+/// Formats a number with two decimal places, or with three if the number is below 1.
 fn number(value: f64) -> String {
     if value < 1.0 { format!("{value:.3}") } else { format!("{value:.2}") }
 }

@@ -28,7 +28,7 @@ pub(crate) const FIRST_POD_PORT: u16 = 20_000;
 
 /// The first client address of new flows, from the benchmark range of RFC 2544, which has 131 072 addresses.
 const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 10_000);
-/// The number of ports per client address, up to port 60 000.
+/// The number of ports per client address: ports 10 000 to 59 999.
 const PORTS_PER_CLIENT: u32 = 50_000;
 
 /// The random clients of a flood have addresses above this one.

@@ -13,7 +13,7 @@ use crate::state::State;
 /// The offset of exit codes that report a signal, as in shells.
 const SIGNALLED: i32 = 128;
 
-/// Shows all clusters, or one.
+/// Shows the chosen cluster, or all clusters if none is chosen.
 pub(crate) fn status(chosen: Option<&str>) -> Result<()> {
     if chosen.is_some() {
         return look_around(&State::find(chosen)?);

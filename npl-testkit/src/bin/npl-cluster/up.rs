@@ -61,7 +61,7 @@ fn wait_for_identifier(owner: &mut Child) -> Result<String> {
     };
     if text.is_empty() {
         let status = owner.wait().context("wait for the cluster's owner")?;
-        bail!("starting the cluster failed, and its parts have been removed: {status}");
+        bail!("starting the cluster failed ({status}): the error is printed above, and all parts have been removed");
     }
     Ok(text.trim().to_owned())
 }

@@ -128,7 +128,7 @@ impl Environment {
         &self.plane
     }
 
-    /// The namespaces, devices, pins and other objects on the machine, for a comparison after the teardown.
+    /// The namespaces, mounts, pins and other objects of this run, for a comparison after the teardown.
     pub(crate) fn inventory(&self) -> Result<Residue> {
         Residue::look_at(&self.run, self.bpffs.path())
     }

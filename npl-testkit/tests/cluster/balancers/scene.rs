@@ -97,10 +97,10 @@ impl Scene {
         self.observe(world, event, run, |_name, &()| 0);
     }
 
-    /// Runs an event as [`Self::during`] does, in which no replica of the feed runs for the time that `run` returns. In
-    /// this time, each client of Caddy may lose one request per sequence of retries, because Caddy looks up a member's
-    /// address in the feed's DNS for each new connection to a Pod. The other load balancers keep the addresses and must
-    /// lose no request.
+    /// Runs an event as [`Self::during`] does. During the event, no replica of the feed runs for the time that `run`
+    /// returns. In this time, each client of Caddy may lose one request per sequence of retries, because Caddy looks up
+    /// a member's address in the feed's DNS for each new connection to a Pod. The other load balancers keep the
+    /// addresses and must lose no request.
     pub(crate) fn during_outage_of_the_feed(
         &mut self,
         world: &mut World,
@@ -215,7 +215,8 @@ fn is_answered(feed: SocketAddr) -> bool {
         let mut stream = TcpStream::connect_timeout(&feed, QUERY_LIMIT)?;
         stream.set_read_timeout(Some(QUERY_LIMIT))?;
         stream.write_all(&[&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat())?;
-        // The length of the answer, and the beginning of its header with the code in the lowest four bits.
+        // The length of the answer in two bytes, and the first four bytes of the DNS header. The lowest four bits of
+        // the last byte are the response code.
         let mut start = [0; 6];
         stream.read_exact(&mut start)?;
         Ok(start[5] & 0xf)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the frames that client and Pods receive through the Node with NPL with those that they receive through the
-//! Node with the kernel's NAT, except for the allowed differences.
+//! Compares what the client and the Pods receive through two Nodes, one with NPL and one with the kernel's NAT. The
+//! received frames must be equal, except for the allowed differences.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -104,8 +104,8 @@ fn source(frame: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Clears fields whose values each Node's kernel chooses: the identification in the Node's own packets and in IPv6
-/// fragments. Sorts fragments by offset.
+/// Clears fields whose values each Node's kernel chooses: in the Node's own packets, the IPv4 identification and header
+/// checksum, and the IPv6 flow label; in IPv6 fragments, the identification. Sorts fragments by offset.
 fn normalize(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     for Frame { bytes, .. } in frames.iter_mut() {
         match (bytes[12], is_from_node) {
@@ -159,7 +159,8 @@ pub(super) fn end_of_packet(frame: &[u8]) -> usize {
 }
 
 /// Clears the fields that a forwarding host writes, other than the TTL: link-layer addresses, IPv4 options (which may
-/// record the hop), and padding. A frame that is redirected to a Pod's device keeps its link-layer addresses.
+/// record the hop), and padding. The link-layer addresses are cleared only in frames to Pods, because a frame that is
+/// redirected to a Pod's device keeps its addresses.
 pub(super) fn clear_hop_fields(frames: &mut [Frame], endpoint: Endpoint) {
     for Frame { bytes, .. } in frames.iter_mut() {
         if endpoint != Endpoint::Client {

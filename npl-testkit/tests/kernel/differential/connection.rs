@@ -62,7 +62,7 @@ pub(super) enum Opening {
     /// The first packet is a SYN or INIT, which the client retransmits; a SYN also has the flags `ECE` and `CWR`.
     Negotiated,
     /// The first packet is from the middle of the stream. Kernel conntrack accepts such a packet as the start of a TCP
-    /// connection, but not of an SCTP association.
+    /// connection, but not of an SCTP association, which therefore starts as with [`Self::Negotiated`].
     MidStream,
     Refused,
 }
@@ -90,8 +90,8 @@ pub(super) enum Action {
     Send { sender: Sender, bytes: u16, flags: u8, fields: PacketFields },
     /// Sends the sender's last packet again.
     Retransmit(Sender),
-    /// Sends an ICMP error about the other endpoint's last packet. The error quotes `quoted` bytes of this packet, from
-    /// the transport header on.
+    /// Sends an ICMP error about the other endpoint's last packet. The error quotes this packet's IP header and
+    /// `quoted` bytes from the transport header on.
     SendError { sender: Sender, kind: usize, quoted: u16, is_router: bool, fields: PacketFields },
 }
 

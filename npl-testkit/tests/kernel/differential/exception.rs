@@ -44,8 +44,8 @@ pub(super) enum Exception {
     /// connection is not affected.
     TupleConflict,
     /// Only in redirect and offload mode: a packet that no router forwards, because of a wrong header checksum,
-    /// hop-by-hop options or an invalid source. The kernel's forwarding drops it; NPL bypasses the stack, and the
-    /// Pod's stack accepts or rejects the packet.
+    /// hop-by-hop options or an invalid source. The kernel's forwarding drops the packet. With NPL, the packet bypasses
+    /// the Node's stack, and the Pod's stack accepts or rejects the packet.
     NotRouted,
 }
 

@@ -35,7 +35,7 @@ use crate::world::is_emulated;
 const SEED: u64 = 0x4e50_4c00;
 /// Number of packets after which both Nodes are recreated, because their flow tables are limited.
 const PACKETS_PER_NODE_PAIR: u64 = 100_000;
-/// The first case number. The client's addresses of a case are derived from its number.
+/// The number before the first case. The client's addresses in a case are derived from the number of the case.
 const FIRST_CASE: u16 = 0x1000;
 
 /// Number of packets that each mode compares.
@@ -45,10 +45,10 @@ fn packets() -> u64 {
 
 fn setting(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} is no number: {value}")))
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{value}`")))
 }
 
-/// Prints to the terminal, also if the test passes.
+/// Writes to standard error directly, so that the text is shown also if the test passes.
 fn report(text: &str) {
     std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }

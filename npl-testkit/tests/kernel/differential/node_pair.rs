@@ -111,7 +111,7 @@ pub(super) struct TestNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Stack,
-    /// Does the same as [`Self::Stack`], with requests translated by XDP.
+    /// As [`Self::Stack`], but XDP translates the requests.
     Xdp,
     Redirect,
     Offload,

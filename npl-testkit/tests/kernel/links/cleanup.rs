@@ -78,7 +78,7 @@ fn cleanup_removes_all_of_npls_state() {
     assert!(!world.bpffs.path().join(PIN_ROOT).exists());
     assert!(!tc(&world, "qdisc show dev eth0").contains("clsact"));
     world.wait_until_refused();
-    assert_eq!(clean_up(&world), [], "a second cleanup removes nothing");
+    assert_eq!(clean_up(&world), [], "a second cleanup must remove nothing");
     world.install();
     world.assert_answers();
 }

@@ -102,8 +102,8 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// A packet that a slow filter of other software delays passes NPL's old filter only after the move, and must not find
-/// that filter removed.
+/// A packet that a slow filter of other software delays reaches NPL's old filter only after the move, so the old filter
+/// must still be attached.
 #[test]
 fn no_packet_is_lost_in_a_slow_filter_while_npls_filter_is_moved() {
     let mut world = with_filters();
@@ -152,7 +152,7 @@ fn filter_that_was_deleted_at_egress_is_attached_again() {
     let mut uplinks = uplinks_of(&world);
     let stream = tcp_connect(world.client(), world.frontend()).unwrap();
     world.node().tc(&format!("filter del dev {} egress", uplink_name(&world))).unwrap();
-    assert!(!is_served(&world), "replies leave untranslated");
+    assert!(!is_served(&world), "replies must leave untranslated after the filter was deleted");
     let report = decide(&mut world, &mut uplinks);
     assert!(report.errors.is_empty(), "{report:?}");
     world.assert_answers();

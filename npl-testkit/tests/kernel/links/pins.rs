@@ -143,7 +143,7 @@ fn pins_that_another_agent_replaced_are_reported() {
         lab.datapath.check_pins().unwrap();
         fs::remove_dir(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR)).unwrap();
         lab.datapath.check_pins().unwrap();
-        assert!(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR).exists(), "directories are created again");
+        assert!(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR).exists(), "the directory must exist again");
         fs::remove_file(Pins::new(Path::new(BPFFS)).map(names::MAP_CONFIG)).unwrap();
         drop(Datapath::open(Path::new(BPFFS)).unwrap());
         assert!(lab.datapath.check_pins().is_err(), "another map is pinned there");

@@ -145,9 +145,9 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     answered(&requests);
 
     let mut next = open_next(&world, mechanism);
-    assert_eq!(next.mappings().unwrap(), mappings, "the mappings of ABI 1");
+    assert_eq!(next.mappings().unwrap(), mappings, "the copied mappings differ from those of ABI 1");
     let copied = flows(&next);
-    assert!(copied > 0, "the conntrack entries of ABI 1");
+    assert!(copied > 0, "no conntrack entry of ABI 1 was copied");
     world.attach(&mut next);
     answered(&requests);
     assert_eq!(retire(&world, &mut next), [1]);
@@ -160,7 +160,7 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     let ingress = next.hooks.own_programs().programs_on(world.uplinks()[0].ifindex);
     assert!(ingress.is_none_or(|on| on.ingress.len() <= 1), "programs of ABI 1 are left");
     let totals = next.tables.totals(Family::V4).unwrap();
-    assert!(totals.request_packets > 0, "the next agent's programs translate");
+    assert!(totals.request_packets > 0, "the next agent's programs must translate");
     world.datapath = Some(next);
     world.assert_answers();
 }
@@ -266,7 +266,7 @@ fn no_packet_is_lost_when_an_agent_renames_the_maps_of_an_earlier_build() {
     let mut next = world.open_configured();
     world.attach(&mut next);
     answered(&requests);
-    assert_eq!(map_ids(), before, "the maps keep their elements");
+    assert_eq!(map_ids(), before, "the agent must keep the maps and their elements");
     let left: Vec<_> = former_names::ABI_2.iter().filter(|(_, former)| pins.map(former).exists()).collect();
     assert!(left.is_empty(), "pins of former names are left: {left:?}");
     assert_eq!(pins.builds().unwrap(), builds, "programs of the earlier build are left");

@@ -131,7 +131,7 @@ fn next_agent_does_not_reattach_xdp() {
     let mut world = World::with_xdp(Options::default());
     let before = world.xdp_program("eth0");
     world.datapath = None;
-    assert_eq!(world.xdp_program("eth0"), before, "the program outlives the agent");
+    assert_eq!(world.xdp_program("eth0"), before, "the program must outlive the agent");
     let mut next = world.open();
     world.attach(&mut next);
     world.attach_xdp(&mut next).unwrap();

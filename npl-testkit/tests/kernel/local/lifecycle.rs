@@ -49,7 +49,7 @@ fn local_clients_are_served_without_an_agent_and_by_the_next_one() {
     scene.serve(&mut next);
     drop(next);
     assert_eq!(links(&scene), before);
-    assert_eq!(pinned(scene.world.bpffs.path()), programs, "no program is loaded again");
+    assert_eq!(pinned(scene.world.bpffs.path()), programs, "the next agent must load no program again");
     scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
     let shown = Inspection::read(scene.world.bpffs.path()).unwrap().socket_hooks;
     assert_eq!(shown, SOCKET_PROGRAMS.iter().map(|program| program.hook).collect::<Vec<_>>());

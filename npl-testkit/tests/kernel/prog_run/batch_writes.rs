@@ -40,7 +40,7 @@ fn mappings_of_one_batch_translate_and_count_independently() {
     }
 }
 
-/// In one batch, a UDP mapping moves to another Pod, a new UDP mapping leads to the endpoint that the first one has
+/// In one batch, a UDP mapping moves to another Pod, a new UDP mapping leads to the endpoint that the moved mapping has
 /// left, and a new TCP mapping leads to the TCP endpoint of the same Pod port. The new UDP mapping must be served,
 /// although the move alone would remove its endpoint.
 #[test]

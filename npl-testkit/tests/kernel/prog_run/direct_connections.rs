@@ -37,9 +37,9 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
     });
 }
 
-/// The half-open entry of an aborted handshake stays until the agent clears it as expired, and contains no time. The
-/// programs cannot tell when the handshake was aborted, so every later direct connection must be treated in the same
-/// way: untranslated, and no tuple conflict.
+/// The half-open entry of an aborted handshake stays until the agent clears it as expired, and contains no timestamp.
+/// The programs therefore cannot determine when the handshake was aborted, so every later direct connection must be
+/// treated in the same way: untranslated, and no tuple conflict.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {

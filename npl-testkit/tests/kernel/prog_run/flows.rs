@@ -16,7 +16,7 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// Asserts that the Pod's packet leaves unchanged and counts as a packet of no tracked flow.
+/// Asserts that the Pod's packet leaves unchanged and is counted as an untracked reply.
 #[track_caller]
 fn is_untracked(lab: &mut Lab) {
     let answer = tcp(pod(), client(), ACK, b"");
@@ -38,7 +38,7 @@ fn flow_is_established_by_the_clients_second_packet() {
         assert_eq!((entry.node_addr, state.node_port, state.generation), (node_ip(), NODE_PORT, GENERATION));
         assert_eq!((state.client_tcp_flags, state.pod_tcp_flags), (ACK, 0));
         assert!(state.last_seen_ns > 0);
-        assert_eq!(lab.handshake(flow(Tcp)), None, "the handshake has ended");
+        assert_eq!(lab.handshake(flow(Tcp)), None, "the handshake entry must be removed");
         is_reply_translated(lab, ACK | PSH);
         is_request_translated(lab, ACK);
         assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK | PSH);
@@ -161,7 +161,7 @@ fn established_flow_does_not_overwrite_a_half_open_flow_in_its_slot() {
         assert_eq!(lab.slot(flow(Tcp)), None, "the flow must not overwrite the other flow's entry");
         lab.set_slot(flow(Tcp), 0);
         is_request_translated(lab, ACK);
-        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty slot is used");
+        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty slot must be used");
     });
 }
 
@@ -190,10 +190,10 @@ fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
             is_reply_translated(lab, RST);
             assert_eq!(lab.flow(flow(Tcp)), None);
             let more = lab.ingress(&tcp(client(), node(), ACK, b""));
-            assert_eq!(more.changes, first_request("61000/tcp", bare()), "a refused flow is no conflict");
+            assert_eq!(more.changes, first_request("61000/tcp", bare()), "a refused flow must not count as a conflict");
         }
-        // If the Pod has sent data on a connection, one side may reset the connection while packets of the other side
-        // are still on the way.
+        // If the Pod has sent data on a connection, its entry must stay after a RST, because packets of the other side
+        // may still be on the way.
         establish(lab);
         is_reply_translated(lab, ACK);
         is_reply_translated(lab, RST);

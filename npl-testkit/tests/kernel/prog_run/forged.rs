@@ -92,7 +92,7 @@ fn forged_segments_do_not_disturb_an_established_connection() {
         is_reply_translated(lab, ACK);
         is_request_translated(lab, FIN | ACK);
         is_reply_translated(lab, FIN | ACK);
-        assert_eq!(timeout(&lab.flow(flow(Tcp)).unwrap().state), conntrack::CLOSED_NS, "the client's own FIN counts");
+        assert_eq!(timeout(&lab.flow(flow(Tcp)).unwrap().state), conntrack::CLOSED_NS, "the client's FIN must count");
     });
 }
 

@@ -107,8 +107,8 @@ fn forged_datagrams_on_the_clients_own_path_do_not_disturb_an_idle_flow() {
 }
 
 /// Forged datagrams are sent to each address that the client does not use: the other node addresses and, unless the
-/// client uses it, the Pod's own address. After each of them, the client's next datagram must restore the source of the
-/// Pod's datagrams.
+/// client uses it, the Pod's own address. After each forged datagram, the client's next datagram must restore the
+/// source of the Pod's datagrams.
 #[test]
 fn clients_next_datagram_restores_its_flow_after_forged_datagrams() {
     for server in [MAPPED, DIRECT] {

@@ -49,8 +49,7 @@ fn replies_leave_from(lab: &mut Lab, source: SocketAddr) {
     }
 }
 
-/// What connection tracking stores of the client's UDP flow: the entry in the flow table and the entry in the half-open
-/// cache.
+/// Returns the entries of the client's UDP flow in the flow table and in the half-open cache.
 fn stored(lab: &mut Lab) -> (Option<FlowEntry>, Option<u64>) {
     (lab.flow(flow(Udp)), lab.own_slot(flow(Udp)))
 }
@@ -147,7 +146,7 @@ fn forged_datagrams_that_do_not_reach_the_pod_change_no_flow() {
         let before = stored(lab);
         for program in MODES {
             let refused = udp(client(), second_port(), b"forged");
-            assert_eq!(lab.run(program, &refused.build()).action, DROP, "by the allow-list");
+            assert_eq!(lab.run(program, &refused.build()).action, DROP, "the allow-list must drop the datagram");
             for port in [SECOND_NODE_PORT + 1, SECOND_NODE_PORT + 2] {
                 let forged = udp(client(), (node_ip(), port).into(), b"to another Pod, or without a mapping");
                 assert_eq!(lab.run(program, &forged.build()).action, NEXT);

@@ -311,7 +311,7 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         lab.age_fragment_records(family(), 40);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         let replaced = lab.fragment_records(family())[0].1;
-        assert!(is_of(replaced, host_record), "a timed-out record is replaced");
+        assert!(is_of(replaced, host_record), "a timed-out record must be replaced");
     });
 }
 
@@ -433,7 +433,7 @@ fn expired_copy_of_a_fragment_is_not_received_again() {
             assert_eq!(copy.len(), 1);
             age_copies(units);
             lab.run(PROG_INGRESS, &fragment(&packet, id, 0, SIZE));
-            assert_eq!(saved().is_disjoint(&copy), is_received, "after {units}");
+            assert_eq!(saved().is_disjoint(&copy), is_received, "after about {units} s");
         }
     });
 }

@@ -134,8 +134,8 @@ fn record_of_a_udp_flow_expires_as_in_kernel_conntrack() {
     });
 }
 
-/// The remote host of a masqueraded flow sends datagrams for more than 2 s, so the flow is a stream, although its
-/// first datagram was the last one that left the Node.
+/// The remote host of a masqueraded flow sends datagrams for more than 2 s, so the flow is a stream, although the Node
+/// has sent only the first datagram.
 #[test]
 fn answers_make_a_udp_flow_of_the_host_a_stream() {
     with_mappings(|lab| {
@@ -148,7 +148,7 @@ fn answers_make_a_udp_flow_of_the_host_a_stream() {
         lab.age_host_connection(id, STREAM_LIFETIME - 8);
         assert!(is_of_host(lab), "the flow is a stream");
         lab.age_host_connection(id, 9);
-        assert!(!is_of_host(lab), "an answer does not renew the record");
+        assert!(!is_of_host(lab), "an answer must not renew the record");
     });
 }
 

@@ -155,8 +155,8 @@ fn fin_or_reset_returns_the_connection_to_the_stack() {
     }
 }
 
-/// Several flows may share a slot of the stack observations. While one of them is offloaded, a SYN, FIN or RST of
-/// another one must not stop the offload.
+/// Several flows may share a slot of the stack observations. While one of these flows is offloaded, a SYN, FIN or RST
+/// of another flow must not end the offload.
 #[test]
 fn end_of_a_connection_does_not_stop_offload_of_another_one_in_its_slot() {
     with_mappings(|lab| {

@@ -84,7 +84,7 @@ fn tuple_conflict_gives_the_reply_to_the_newest_udp_request() {
         lab.ingress(&udp(client(), node(), b"one"));
         lab.egress(&udp(pod(), client(), b"two"));
         lab.ingress(&udp(client(), node(), b"three"));
-        assert!(lab.flow(flow(Udp)).is_some(), "the flow is established");
+        assert!(lab.flow(flow(Udp)).is_some(), "the flow must be established");
         for nat_address in [second, node(), second, node()] {
             let datagram = udp(client(), nat_address, b"question");
             let changes = and(reason(Reason::TupleConflict), request("61000/udp", length(&datagram)));

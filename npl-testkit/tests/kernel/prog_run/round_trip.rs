@@ -70,10 +70,10 @@ impl Exchange {
         lab.add(self.protocol, self.node.port(), self.pod, GENERATION);
         let request = self.request();
         let received = parsed(&lab.ingress(&request));
-        assert_eq!(received, to(&request, self.pod), "what the Pod receives");
+        assert_eq!(received, to(&request, self.pod), "the Pod must receive the translated request");
         let reply = self.reply(&received);
         let answered = parsed(&lab.egress(&reply));
-        assert_eq!(answered, from(&to(&reply, self.client), self.node), "what the client receives");
+        assert_eq!(answered, from(&to(&reply, self.client), self.node), "the client must receive the translated reply");
         lab.remove(Family::of(self.pod.ip()), self.protocol, self.node.port());
     }
 }

@@ -161,7 +161,7 @@ fn word_of_an_expired_flow_times_out_too() {
         assert_eq!((expire_words(lab), words(lab)), (0, [Some(Phase::ESTABLISHED); 2]));
         expire_flows(lab);
         assert_eq!(words(lab), [Some(Phase::REPLIED); 2]);
-        assert_eq!(lab.egress(&answer).bytes, from(&answer, node()).build(), "a late answer is translated");
+        assert_eq!(lab.egress(&answer).bytes, from(&answer, node()).build(), "a late answer must be translated");
         expire_flows(lab);
         assert_eq!((expire_words(lab), words(lab)), (2, [None; 2]));
         lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));

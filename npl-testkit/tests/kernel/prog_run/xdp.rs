@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the XDP program, which translates fast-path requests as TC ingress does, and passes all other frames unchanged
-//! to TC.
+//! Tests the XDP program, which translates or drops fast-path requests as TC ingress does, and passes all other frames
+//! unchanged to TC.
 
 use std::sync::Mutex;
 
@@ -154,7 +154,8 @@ fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     Outcome { changes: and(by_xdp.changes, by_tc.changes), ..by_tc }
 }
 
-/// Returns the outcome of each step, and the flow table's entries afterwards, without their times.
+/// Returns the outcome of each step, and the final entries of the flows in the flow table (without times) and in the
+/// half-open cache.
 fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + Sync) -> (Vec<Outcome>, Vec<String>) {
     let all = Mutex::default();
     with_mappings_of(family, |lab| {

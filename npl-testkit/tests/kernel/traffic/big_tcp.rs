@@ -19,7 +19,7 @@ use super::redirect::DROP_FORWARDED;
 use crate::wire::{ETH_P_ALL, link_address};
 use crate::world::{World, is_emulated};
 
-/// Three times the maximum of a 16-bit length.
+/// Three times 64 KiB: far above the maximum of a 16-bit length.
 const BIG_TCP_BYTES: u32 = 196_608;
 
 /// The maximum of a 16-bit length.
@@ -83,8 +83,8 @@ fn large_packet_filter(side: Side) -> [SockFilter; 6] {
     ]
 }
 
-/// Makes a device send, accept and merge packets of up to [`BIG_TCP_BYTES`] bytes in a family, if the kernel supports
-/// it.
+/// Makes a device send, accept and merge packets of up to [`BIG_TCP_BYTES`] bytes in a family. The kernel must support
+/// BIG TCP in this family.
 #[track_caller]
 fn allow_large(device: &Device, family: Family) {
     let limits = if family == Family::V4 {
@@ -118,7 +118,7 @@ fn sockets(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<L
         [Side::Arriving, Side::Leaving].map(|side| move |device: &Device| LargePacketSocket::new(device, side));
     match (direction, forwarding) {
         (Direction::Upload, Forwarding::Stack) => vec![arriving(&uplink), leaving(&host_device)],
-        // No socket at the Node's end of the Pod's veth pair, which the redirect bypasses.
+        // There is no socket at the Node's end of the Pod's veth pair, because redirect bypasses this device.
         (Direction::Upload, _) => vec![arriving(&uplink), arriving(&pod)],
         (Direction::Download, _) => vec![arriving(&host_device), leaving(&uplink)],
     }

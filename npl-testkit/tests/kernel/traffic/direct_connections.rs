@@ -20,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Number of connections through each address.
 const ROUNDS: usize = 3;
 
-/// Creates a Node for each path that a request may take: stack, XDP, redirect and offload.
+/// Creates a Node for each path that a request may take: stack, XDP, stack with XDP on another uplink, redirect and
+/// offload.
 fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     let follow = |forwarding| {
         let mut world = World::new(1);

@@ -16,9 +16,13 @@ pub(super) const STATEFUL: &str = "
 table inet npl_test {
   counter forwarded { }
   counter invalid { }
+  counter invalid_rst { }
+  counter invalid_fin { }
   chain forward {
     type filter hook forward priority filter; policy drop;
     counter name forwarded
+    ct state invalid tcp flags & rst == rst counter name invalid_rst
+    ct state invalid tcp flags & fin == fin counter name invalid_fin
     ct state invalid counter name invalid drop
     ct state established,related accept
     ct state new tcp flags & (fin | syn | rst | ack) == syn accept
@@ -48,7 +52,7 @@ pub(super) fn offloading() -> World {
     world
 }
 
-/// Number of packets that a counter of the rules has.
+/// Number of packets that a named counter of the rules has counted.
 pub(super) fn counted(world: &World, counter: &str) -> u64 {
     world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
 }
@@ -72,7 +76,8 @@ pub(super) fn assert_most_packets_bypass_the_stack(mut world: World) {
     world.follow(Forwarding::Stack);
     let in_stack_mode = forwarded_for_transfers(&world);
     assert!(offloaded > 0 && offloaded * 4 < in_stack_mode, "{offloaded} packets instead of {in_stack_mode}");
-    assert_eq!(counted(&world, "invalid"), 0);
+    let [invalid, rst, fin] = ["invalid", "invalid_rst", "invalid_fin"].map(|counter| counted(&world, counter));
+    assert_eq!(invalid, 0, "of which {rst} RST and {fin} FIN segments");
 }
 
 #[test]

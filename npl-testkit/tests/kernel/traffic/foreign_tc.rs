@@ -62,7 +62,7 @@ fn assert_not_redirected_while<T>(world: &mut World, put: impl Fn(&World) -> T, 
         assert_eq!(
             redirected_after(world, forwarding),
             ADDRESSES / 2,
-            "redirect only to the other Pod's two addresses"
+            "packets must be redirected only to the other Pod's two addresses"
         );
         take(world, there);
         assert_eq!(redirected_after(world, forwarding), ADDRESSES);
@@ -125,7 +125,7 @@ fn third_party_programs_on_a_bridge_are_not_bypassed() {
     assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
     let mut egress = egress.unwrap();
     egress.change(DROPS).unwrap();
-    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "the third-party program drops requests");
+    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "the program must drop requests");
     egress.change(HANDS_ON).unwrap();
     let ingress =
         Foreign::attach(&world.run, "ingress", &bridge, ENDS_THE_CHAIN, Place::Behind, &[TcAttachType::Ingress]);

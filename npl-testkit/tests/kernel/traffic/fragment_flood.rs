@@ -105,7 +105,7 @@ impl Sender {
     #[track_caller]
     fn assert_answered(&self, question: &[u8]) {
         let answer = traffic::udp_receive(&self.socket, question, request_limit()).unwrap();
-        let answer = answer.unwrap_or_else(|| panic!("{} got no datagram", self.server));
+        let answer = answer.unwrap_or_else(|| panic!("no reply from {}", self.server));
         assert_eq!((answer.pod.as_str(), answer.client), ("web-0", self.client));
     }
 
@@ -143,7 +143,8 @@ fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: So
             assert_eq!(answer.unwrap().pod, "web-0");
         }
     }
-    // Later early fragments evict earlier ones, which shows that the flood exceeds the fragment buffer.
+    // The flood's early fragments evict those of this datagram, so the Pod must not answer it. This shows that the
+    // flood exceeds the fragment buffer.
     let late = Sender::new(world, client_ip, server);
     late.send(FIRST_ID + DATAGRAMS, first_last, || flood.send(BETWEEN));
     sender.assert_answered(&sender.send(FIRST_ID + DATAGRAMS + 1, in_order, || {}));

@@ -112,8 +112,9 @@ fn kernel_conntrack_keeps_offloaded_connections() {
 }
 
 /// If kernel conntrack did not see the end of a connection, the connection's entry would stay for the timeout that the
-/// test sets: an hour. The timeout of unacknowledged data is longer than by default, because the stack does not forward
-/// every acknowledgment, so that this timeout applies to live connections.
+/// test sets: an hour. The test also sets `nf_conntrack_tcp_timeout_unacknowledged` to an hour (by default five
+/// minutes): the stack does not forward every acknowledgment, so kernel conntrack applies this timeout to live
+/// connections.
 #[test]
 fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and_sees_their_end() {
     let world = offloading();

@@ -88,7 +88,7 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
         let Some(frame) = at.receive(LIMIT).unwrap() else { break };
         let Ok(mut seen) = Packet::parse(&frame) else { continue };
         if is_wanted(&seen) {
-            // Clears fields that differ in each run: link-layer addresses, and random values of the sender.
+            // Clear fields that differ in each run: link-layer addresses, and random values of the sender.
             seen.ethernet = None;
             match &mut seen.ip {
                 Ip::V4(header) => header.identification = 0,

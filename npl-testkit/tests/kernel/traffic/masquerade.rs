@@ -140,8 +140,8 @@ fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
     }
 }
 
-/// ICMP errors about connections that a program behind NPL's has masqueraded, such as errors of path MTU discovery,
-/// must be passed to the host too.
+/// NPL must also pass ICMP errors about masqueraded connections to the host, for example errors of path MTU discovery.
+/// Otherwise, these errors would not reach the Pod.
 #[test]
 fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() {
     for (name, world) in worlds() {

@@ -34,7 +34,7 @@ fn packets_take_the_stack_beside_a_policy_engine_unless_network_policy_is_ignore
         assert_eq!(redirected(&mut world, NetworkPolicy::Applies), 0, "{rules}");
         world.assert_answers();
         world.node().nft(DROP_FORWARDED).unwrap();
-        assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "the rules of {rules} must apply");
+        assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "FORWARD rules must apply: {rules}");
         assert_eq!(redirected(&mut world, NetworkPolicy::Ignored), ADDRESSES, "{rules}");
         world.assert_answers();
         world.node().nft("delete table inet npl_test").unwrap();

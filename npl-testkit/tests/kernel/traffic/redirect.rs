@@ -323,7 +323,7 @@ fn removed_pod_leaves_no_redirect_state_and_others_are_served() {
     assert_eq!(world.datapath().redirected().unwrap().len(), 2, "redirect only to the other Pod's two addresses");
     let hooks = world.datapath().hooks.attached_hooks().unwrap();
     let attached: BTreeSet<u32> = hooks.into_iter().map(|(ifindex, _)| ifindex).collect();
-    assert_eq!(attached.len(), 2, "programs only on the uplink and on the other Pod's device");
+    assert_eq!(attached.len(), 2, "there must be programs only on the uplink and on the other Pod's device");
     world.follow(Forwarding::Stack);
     assert!(world.datapath().redirected().unwrap().is_empty());
 }

@@ -31,7 +31,7 @@ fn allowed_client_is_served_and_another_is_not() {
         let before = refused(&mut world);
         let udp = traffic::udp_request(world.client(), frontend, b"and by UDP?", UdpOptions::default());
         assert!(udp.is_err(), "{frontend} by UDP");
-        assert!(refused(&mut world) > before, "{frontend} is counted");
+        assert!(refused(&mut world) > before, "the dropped request to {frontend} must be counted");
     }
     world.restrict(&list);
     world.assert_answers();
@@ -48,7 +48,7 @@ fn live_connection_stops_when_its_source_is_removed_and_continues_when_it_is_add
     }
     world.restrict("");
     for connection in &connections {
-        assert!(traffic::tcp_ask(connection, "second?").is_err(), "the request is dropped");
+        assert!(traffic::tcp_ask(connection, "second?").is_err(), "the request must be dropped");
     }
     assert!(refused(&mut world) > 0);
     world.restrict(&list);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests requests and replies through a tunnel to another Node. The agent selects the tunnel devices. Some have inner
-//! Ethernet headers. Others have no link-layer header, and get separate programs.
+//! Tests requests and replies through a tunnel to another Node. The agent selects the tunnel devices. Packets of some
+//! tunnel devices have inner Ethernet headers; other tunnel devices have no link-layer header, and get separate
+//! programs.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr};

@@ -36,7 +36,8 @@ pub(super) const KEYS: [Keys; 2] = [
 const PORT: u16 = 51_820;
 
 const NETLINK_GENERIC: i32 = 16;
-/// The generic netlink controller's message type, and its command and attributes to look up another type.
+/// The message type of the generic netlink controller, and the command and attributes that look up the message type of
+/// a family.
 const GENL_ID_CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;

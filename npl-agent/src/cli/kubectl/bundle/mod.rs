@@ -53,8 +53,8 @@ const NODE_BYTES: usize = 16 << 20;
 /// The maximum size in bytes of the compressed archives of all Nodes together. Further Nodes are left out.
 const TOTAL_BYTES: usize = 512 << 20;
 
-/// Writes the archive. The exit code is 0 if the archive has the documents of every Node and all documents of the
-/// cluster, otherwise 2.
+/// Writes the archive. The exit code is 0 if the archive has the documents of every selected Node and all documents of
+/// the cluster, and if the Pods that this command created are removed; otherwise 2.
 pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterBundleArgs) -> anyhow::Result<ExitCode> {
     let file = new_file(args.file.as_deref())?;
     let interrupt = Interrupt::watch(LIMIT)?;
@@ -150,7 +150,7 @@ fn add_nodes(
             let unpacked = fetched.and_then(|compressed| {
                 ensure!(
                     bytes + compressed.len() <= TOTAL_BYTES,
-                    "the archives of the other Nodes have {} MiB already: collect this Node with --node",
+                    "with this Node, all archives would exceed {} MiB: collect this Node separately with --node",
                     TOTAL_BYTES >> 20
                 );
                 bytes += compressed.len();
@@ -214,7 +214,7 @@ fn status_of(plan: &NodePlan<'_>, unpacked: &Unpacked) -> Row {
     let status = document.and_then(|(_, content)| serde_json::from_slice::<Value>(content).ok());
     match status {
         Some(status) => status::read(plan.node, plan.agent, &status),
-        None => status::unknown(plan.node, plan.agent, "the Node's archive has no status.json".to_owned()),
+        None => status::unknown(plan.node, plan.agent, "the Node's archive has no readable status.json".to_owned()),
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends a request on each path: from this process, or from a client Pod by `kubectl exec`.
+//! Sends a request on each path: from this process, or by `kubectl exec` from a client Pod or echo Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,7 @@ pub(super) fn observe(scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
         places.entry(place(path)).or_default().push((index, path.probe));
     }
     let mut observed: Vec<Observation> =
-        paths.iter().map(|_path| Observation::NotSent("the client's thread ended".to_owned())).collect();
+        paths.iter().map(|_path| Observation::NotSent("the client's thread panicked".to_owned())).collect();
     thread::scope(|scope| {
         let send = |(place, probes): (&Place, &Vec<(usize, Probe)>)| {
             let requests: Vec<Probe> = probes.iter().map(|(_index, probe)| *probe).collect();
@@ -58,7 +58,7 @@ pub(super) fn observe(scene: &Scene<'_>, paths: &[Path]) -> Vec<Observation> {
     observed
 }
 
-/// Sends requests from a client Pod, and returns the client's observations.
+/// Sends requests from a Pod of the test, and returns the observations.
 pub(super) fn ask_in(scene: &Scene<'_>, pod: &str, requests: &[Probe]) -> anyhow::Result<Vec<Observation>> {
     let probes: Vec<String> = requests.iter().map(Probe::to_string).collect();
     let arguments: Vec<&str> = iter::once("ask").chain(probes.iter().map(String::as_str)).collect();

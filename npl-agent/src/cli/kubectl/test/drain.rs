@@ -68,7 +68,7 @@ impl<'a> OpenConnection<'a> {
     fn read(&mut self) -> anyhow::Result<Observation> {
         let start = Instant::now();
         let check = || {
-            ensure!(start.elapsed() < OBSERVATION, "the client in the Pod prints no observation");
+            ensure!(start.elapsed() < OBSERVATION, "the client in the Pod has printed no observation");
             self.interrupt.check()
         };
         let line = child::receive(&self.output, check)?.context("the client in the Pod has ended")?;
@@ -97,8 +97,9 @@ pub(super) struct Test<'a> {
 }
 
 /// Withdraws the node ports of all echo Pods, and tests during and after the drain whether connections on the path
-/// `working` are served. `working` is the first TCP path from a client Pod whose test has passed. If this function
-/// fails, the returned rows contain the error, so that the results of the earlier tests are still printed.
+/// `working` are served. `working` is the first TCP path from a client Pod whose test has passed. If a step of the
+/// drain test returns an error, the returned rows contain the error, so that the results of the earlier tests are still
+/// printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
@@ -173,8 +174,8 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
     }
 }
 
-/// Sends requests until the end of the drain is certain: until a request is not answered, or until a request that was
-/// sent after the latest possible end of the drain is answered. The API server accepted the withdrawal after `start`,
+/// Sends requests until the result is certain: until a request is not answered, or until a request that was sent after
+/// the latest permitted end of the drain is answered. The API server accepted the withdrawal after `start`,
 /// but at most `disabled` later.
 fn after(
     test: Test<'_>,
@@ -183,7 +184,10 @@ fn after(
     (start, disabled): (Instant, Duration),
 ) -> anyhow::Result<(Outcome, String)> {
     if drain > LONGEST {
-        return Ok((Outcome::NotTried, format!("the drain lasts {drain:?}; the test waits at most {LONGEST:?}")));
+        return Ok((
+            Outcome::NotTried,
+            format!("the drain lasts {drain:?}; the test waits only for a drain of at most {LONGEST:?}"),
+        ));
     }
     note(&format!("waiting for the end of the drain, {drain:?}"));
     let end = DrainEnd { earliest: millis(drain), latest: millis(disabled + drain + MARGIN) };

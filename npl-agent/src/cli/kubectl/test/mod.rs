@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// The limit for the whole test except the removal of its objects: more than the sum of the limits of all steps.
+/// The time limit for the whole test except the removal of its objects: more than the sum of the steps' time limits.
 const LIMIT: Duration = Duration::from_mins(8);
 
 /// Prints the result of every path. The exit code is 1 if a path fails; otherwise 2 if a result is unknown or objects

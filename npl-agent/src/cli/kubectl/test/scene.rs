@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The objects of the test: a Namespace with a Service, and two Pods on each Node. The Service selects the echo Pod;
-//! the client Pod sends requests.
+//! The objects of the test: a Namespace with a Service, a `ServiceAccount`, and two Pods on each Node. The Service
+//! selects the echo Pods; the client Pods send requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ const SERVICE: &str = "echo";
 const CONTAINER: &str = "echo";
 /// The hidden command of `npl-agent` that the Pods run.
 const COMMAND: &str = "echo";
-/// The time limit for the start of the Pods, whose image the Nodes have pulled already.
+/// The time limit for the start of the Pods. Without `--image`, the Nodes have pulled the image already.
 pub(super) const START: Duration = Duration::from_mins(2);
 /// The time limit for the publication of all node ports.
 pub(super) const PUBLICATION: Duration = Duration::from_mins(1);
@@ -126,7 +126,7 @@ impl<'a> Scene<'a> {
         format!("{pod}.{}", self.namespace.name)
     }
 
-    /// Builds a Pod that Pod Security Admission admits on the level "restricted".
+    /// Builds a Pod that Pod Security Admission admits at the level "restricted".
     fn pod(&self, name: &str, role: &str, site: &Site, image: &str) -> Value {
         let mut pod = self.namespace.object("Pod", name);
         pod["metadata"]["labels"][ROLE] = json!(role);

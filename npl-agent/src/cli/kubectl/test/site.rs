@@ -71,7 +71,8 @@ impl Site {
     }
 }
 
-/// Returns the Nodes of the test: the Nodes that the user has chosen; if there are none, the first ready Nodes.
+/// Returns the Nodes of the test: the Nodes that the user has chosen; if the user has chosen none, the first Nodes that
+/// are ready, are not cordoned and have a running agent.
 pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Vec<Site>> {
     ensure!(args.node.len() <= NODES, "the test uses at most {NODES} Nodes");
     let mut agents = agents(kubectl)?;

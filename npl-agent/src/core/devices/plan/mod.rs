@@ -129,7 +129,9 @@ impl DevicePlan {
     }
 
     /// The steps of the second half of the plan, which adds next hops and XDP programs. A next hop and an XDP program
-    /// need the TC programs of their device.
+    /// need the TC programs of their device. The caller therefore restricts the plan to the devices whose TC programs
+    /// are attached ([`Self::restricted_to`]); the steps first remove the XDP programs and next hops of all other
+    /// devices.
     pub fn completion_steps(&self) -> Vec<DeviceStep> {
         let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
         let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });

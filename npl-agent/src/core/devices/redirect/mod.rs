@@ -133,8 +133,8 @@ pub struct PodNextHop {
 pub enum HopKind {
     /// One end of a veth or netkit pair whose other end is in the Pod.
     Peer,
-    /// A bridge: a packet that is redirected to the bridge gets the destination MAC address of the Pod's neighbor table
-    /// entry.
+    /// A bridge: a packet that is redirected to the bridge gets its destination MAC address from the Pod's entry in the
+    /// neighbor table.
     Bridge,
 }
 

@@ -132,8 +132,8 @@ pub struct ReplyRoutes {
     /// precedes the Pod's rule, and selects a table with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
     /// Addresses of the Node with their own routing table, if that table has default routes through other uplinks than
-    /// the main table has. Replies of Pods use the main table, because the kernel routes a reply before NPL changes the
-    /// source to the Node's address.
+    /// the main table has. If the stack forwards a Pod's reply, the kernel routes the reply by the Pod's address, before
+    /// NPL changes the source to the Node's address, so the reply does not use the table of the Node's address.
     pub misrouted_addresses: BTreeSet<IpAddr>,
 }
 
@@ -179,8 +179,8 @@ impl Routing {
     }
 
     /// Whether replies to clients of a Node address leave through another uplink than this rule selects for the
-    /// address. Replies do so if the main table has other uplinks than the rule's table, and no preceding rule for a
-    /// mark leads to the uplinks of the rule's table.
+    /// address. This is possible if the default routes of the rule's table lead through other uplinks than those of the
+    /// main table, and the preceding rules for marks do not lead to all uplinks of the rule's table.
     fn misroutes(&self, rule: &RoutingRule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
         let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
         let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
@@ -230,7 +230,7 @@ impl ReplyRoutes {
 
     /// Returns the problem and the addresses of the affected Pods, or of the Node. `are_marked` is whether the nftables
     /// guard sets, or is enabled to set, the marks in [`Self::markings`]. With `--forwarding redirect`, there is no
-    /// problem: the kernel routes redirected replies by the Node's address.
+    /// problem: the programs look up the route of a redirected reply with the Node's address as the source.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None

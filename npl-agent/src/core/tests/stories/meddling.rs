@@ -373,7 +373,7 @@ fn writes_against_a_persistent_other_writer_are_delayed_and_the_writer_is_named(
                 annotate default/web-0 8080=192.0.2.1:61000/tcp
             show
                 61000/tcp IPv4 of default/web-0: Active
-                AnnotationContested: pod default/web-0: field manager "antrea-agent" keeps changing the annotation that NPL writes, so the agent writes it at most once a minute: let only one controller publish node ports, for example disable NodePortLocal in Antrea
+                AnnotationContested: pod default/web-0: field manager "antrea-agent" keeps changing the annotation that NPL writes, so the agent waits for up to a minute before it writes the annotation again: let only one controller publish node ports, for example disable NodePortLocal in Antrea
             wait 600s
             show
                 61000/tcp IPv4 of default/web-0: Active

@@ -117,7 +117,7 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 UnresolvedTargetPort: pod default/web-0: no container port is named "http" with protocol tcp, as the targetPort of service default/web requires: add the name to a container port, or change the targetPort
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served: add sctp to --protocols
             pod default/web-0 app=web port=http:80/tcp 10.0.0.5
                 reserve 61001/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 80
@@ -125,7 +125,7 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/tcp IPv4 of default/web-0: Active
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served: add sctp to --protocols
         "#]],
     );
 }
@@ -320,7 +320,7 @@ fn a_service_problem_is_reported_once_on_nodes_with_its_pods() {
             pod default/web-0 app=web 10.0.0.6
             pod default/web-1 app=web 10.0.0.7
             show
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served: add sctp to --protocols
             gone default/web-0
             gone default/web-1
             show
@@ -366,7 +366,7 @@ fn sctp_is_served_if_protocols_names_it_and_withdrawn_otherwise() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/sctp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served: add sctp to --protocols
         "#]],
     );
 }

@@ -110,7 +110,7 @@ fn ask(mut stream: &TcpStream) -> Result<()> {
 /// The idle time of all processors together since boot.
 ///
 /// Busy time is computed from idle time, because the kernel measures idle time exactly. The kernel samples busy time
-/// only at timer ticks (at most 250 per second), and misses work that ends before the next tick.
+/// only at timer ticks (250 per second in Debian's kernels), and misses work that ends before the next tick.
 #[derive(Clone, Copy)]
 struct Idle {
     time: Duration,

@@ -108,7 +108,7 @@ fn targets(cluster: &RealCluster) -> Result<Targets> {
     let ((own, mapping), _) = poll::until("the Pod's annotation", LIMIT, find)?;
     let node = |index: usize| cluster.nodes().get(index).map(|node| IpAddr::from(node.number().v4()));
     let (same, other) = node(0).zip(node(1)).context("the cluster has fewer than two Nodes")?;
-    ensure!(mapping.ip() == same, "the Pod runs on {same}, but its annotation contains {mapping}");
+    ensure!(mapping.ip() == same, "the Pod must run on the Node {same}, but its annotation contains {mapping}");
     Ok(Targets {
         own: (own, POD_PORT).into(),
         mapping,
@@ -128,7 +128,7 @@ fn measure_addresses(
     let servers = [own, mapping, same_node, other_node];
     for round in 0..effort.rounds {
         ensure!(!interrupt::is_requested(), "interrupted");
-        say(&format!("requests, round {} of {}", round + 1, effort.rounds));
+        say(&format!("sending requests, round {} of {}", round + 1, effort.rounds));
         let [own, mapping, same_node, other_node] =
             load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
         for (figures, beside) in

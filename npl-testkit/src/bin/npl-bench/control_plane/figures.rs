@@ -27,7 +27,7 @@ pub(crate) const STEADY_CPU: Figure = figure("control-plane/steady-cpu", "% of a
 pub(crate) const RESTART: Figure = figure("control-plane/restart-annotation", "s", Life, &[Median(0.15)]);
 pub(crate) const RESTART_WRITES: Figure = figure("control-plane/restart-writes", "writes", Life, &[Most(0.0)]);
 /// The requests of a restarted agent: seven permission checks, one read of the Node, three lists, three watches, and
-/// one annotation for the new Pod.
+/// one patch that annotates the new Pod.
 pub(crate) const RESTART_REQUESTS: Figure = figure("control-plane/restart-requests", "requests", Life, &[Most(15.0)]);
 pub(crate) const RESTART_PORTS: Figure = figure("control-plane/restart-ports-changed", "Pods", Life, &[Most(0.0)]);
 pub(crate) const KERNEL_BACK: Figure = figure("control-plane/kernel-state-back", "ms", Life, &[Median(50.0)]);

@@ -48,7 +48,7 @@ pub(crate) fn measure(env: &mut Environment<'_>, effort: Effort, samples: &mut S
     env.cluster.set_service_enabled(NAMESPACE, SINGLE, true)?;
     let mut pods = Pods { few, crowd, plain: Plain::new(env, numbered("plain", CROWD_PODS))? };
     for number in 0..effort.rounds {
-        say(&format!("agent from start to restart, round {} of {}", number + 1, effort.rounds));
+        say(&format!("measuring an agent from start to restart, round {} of {}", number + 1, effort.rounds));
         Round { number, effort, env, pods: &mut pods, samples }.run()?;
     }
     env.cluster.delete_service(NAMESPACE, SINGLE)?;
@@ -170,8 +170,8 @@ impl Round<'_, '_> {
         Ok(last.saturating_duration_since(began).as_secs_f64())
     }
 
-    /// Prepares the next round after the agent has ended: deletes this round's own Pods, disables the Service of the
-    /// Pods that the next round uses again, and removes the annotations of these Pods.
+    /// Prepares the next round after the agent has ended: disables the Service of the Pods that the next round uses
+    /// again, deletes the Pods that only this round uses, and removes the annotations of the Pods that are used again.
     fn tidy_up(&self, singles: &[String]) -> Result<()> {
         self.env.cluster.set_service_enabled(NAMESPACE, CROWD, false)?;
         self.env.delete_pods(singles)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures the agent's control plane with a real API server: the time until Pods are annotated, and the CPU time,
-//! memory and requests that the agent needs for it.
+//! Measures the agent's control plane with a real API server: the time until Pods are annotated, and the agent's CPU
+//! time, memory and requests.
 //!
 //! Pods are objects without processes, and the bench writes their status as a kubelet would. Figures that depend on the
 //! API server's own speed are compared with the same requests of a plain client in the same round.

@@ -62,7 +62,7 @@ struct Others {
 
 impl Others {
     fn grow_to(&mut self, env: &Environment<'_>, count: usize) -> Result<()> {
-        say(&format!("{count} Services"));
+        say(&format!("adding Services, up to {count}"));
         let numbers: Vec<usize> = (self.made..count).collect();
         in_parallel(&numbers, |number| {
             let name = format!("other-{number}");

@@ -109,7 +109,7 @@ impl<'a> Scene<'a> {
         let server = EchoServer::start(&name, &[node_port])?;
         let declared = vec![Port::new("http", POD_PORT, Protocol::Tcp)];
         self.cluster.create_pod(&PodObject::new(NAMESPACE, &name, NODE, SERVICE).with_ports(declared))?;
-        // No process has this address: the echo server has the address of the Node.
+        // No process uses this address: the echo server answers at the addresses of the Nodes.
         let address = Ipv4Addr::new(10, 64, 0, 1).into();
         self.cluster.set_pod_running(NAMESPACE, &name, NODES[0].into(), &[address])?;
         Ok(Pod { name, node_port, _server: server })

@@ -26,7 +26,7 @@ const SETTLES: Duration = Duration::from_secs(1);
 
 /// Creates the members, and measures a feed that starts with them, round by round.
 pub(super) fn measure(scene: &mut Scene<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
-    say(&format!("{MEMBERS} members"));
+    say(&format!("measuring a feed with {MEMBERS} members"));
     create(scene)?;
     for _ in 0..effort.rounds {
         // The Pod that `Scene::start` has created is a member, too.

@@ -45,7 +45,7 @@ pub(crate) const fn verdict(is_met: Option<bool>) -> &'static str {
     }
 }
 
-/// Formats a number with three significant digits, which matches the precision of the measurement.
+/// Formats a number with three decimal places below 1, with two below 100, and without decimal places from 100 on.
 fn number(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),

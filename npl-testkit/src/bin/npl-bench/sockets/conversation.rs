@@ -69,8 +69,8 @@ impl Conversation {
 
 /// Returns the throughput to the Pod over all connections together in Gbit/s, measured at the Pod.
 pub(super) fn stream(conversations: &[Conversation], time: Duration) -> Result<f64> {
-    // The measuring thread has priority over the senders, so that it reads the clock and the counter at the same
-    // moment.
+    // The measuring thread has the same real-time priority as the senders, so that no build or other ordinary process
+    // runs between the reads of the clock and of the counter.
     on_own_thread(|| live_frames::go_ahead().and_then(|()| stream_ahead(conversations, time)))
 }
 
@@ -95,7 +95,7 @@ fn stream_ahead(conversations: &[Conversation], time: Duration) -> Result<f64> {
     })
 }
 
-/// Runs `work` on one processor, on a thread with real-time priority.
+/// Pins the calling thread to a processor, gives the thread real-time priority, and runs `work`.
 fn on<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     tcp::stay_on(cpu)?;
     live_frames::go_ahead()?;

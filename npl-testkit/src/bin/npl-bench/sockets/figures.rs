@@ -19,8 +19,8 @@ pub(super) struct ModeFigures {
     pub(super) stream: Figure,
     /// The throughput of several connections together.
     pub(super) streams: Figure,
-    /// The throughput of one connection to the Pod's own address, divided by that of another such connection. The ratio
-    /// shows the measurement noise.
+    /// The throughput of one connection to the Pod's own address, compared with the throughput of another connection to
+    /// this address. The ratio of both shows the measurement noise.
     pub(super) itself: Option<&'static Figure>,
 }
 

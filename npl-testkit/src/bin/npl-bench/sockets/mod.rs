@@ -34,7 +34,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     let beds: Vec<Bed> =
         modes.into_iter().enumerate().map(|(number, mode)| Bed::new(&run, number, mode)).collect::<Result<_>>()?;
     for round in 0..effort.rounds {
-        say(&format!("TCP connections, round {} of {}", round + 1, effort.rounds));
+        say(&format!("measuring TCP connections, round {} of {}", round + 1, effort.rounds));
         for bed in &beds {
             ensure!(!interrupt::is_requested(), "interrupted");
             bed.measure(is_meant, effort, samples)?;
@@ -49,7 +49,7 @@ impl ModeFigures {
     }
 }
 
-/// A client, a Node with NPL, and a Pod. Fields are dropped in declaration order: first NPL, then the network.
+/// A client, a Node with NPL, and a Pod. Fields are dropped in declaration order: NPL before the network.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,
@@ -128,7 +128,7 @@ fn by_turns<T>(
     mut take_in: impl FnMut([T; 2]) -> Result<()>,
 ) -> Result<()> {
     for turn in 0..turns {
-        // The turns alternate between the addresses, so neither is always measured first.
+        // Each turn reverses the order of the two addresses, so that neither address is always measured first.
         let shown = if turn % 2 == 0 {
             let shown = measure(conversations, turn)?;
             [shown, measure(direct, turn)?]

@@ -117,8 +117,8 @@ fn enable(report: &Report, cluster: &RealCluster) -> Result<()> {
     show(report, cluster, &["annotate", "service", "web", "--namespace", NAMESPACE, &enabled])
 }
 
-/// Applies a manifest of the repository with kubectl. The output shows its path in the repository, independent of the
-/// checkout's location.
+/// Applies a manifest of the repository with kubectl. The printed command contains the manifest's path in the
+/// repository, independent of the checkout's location.
 fn apply(report: &Report, cluster: &RealCluster, file: &str) -> Result<()> {
     report.say(&format!("$ kubectl apply --filename {file}"))?;
     let manifest = tools::repository_file(file);

@@ -136,8 +136,8 @@ fn assert_passes(world: &World, forwarding: Forwarding, targets: &[Target]) {
         }
     }
     let refused = |node_port| refusal(world.client(), (world.node_ip(), node_port).into());
-    assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "the Pod has refused");
-    assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "the host has refused");
+    assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "the Pod must refuse the connection");
+    assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "the host must refuse the connection");
     assert_nothing_was_dropped(world, forwarding);
     for Target { server, client, .. } in targets {
         assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules masquerade the Pod");

@@ -13,7 +13,8 @@ use npl_testkit::echo::pattern::{Digest, Pattern};
 /// Bytes in each direction and round: more than one packet.
 const BYTES: usize = 2048;
 
-/// Pause between rounds, which limits the load: the test checks that no connection is lost, and measures no throughput.
+/// Shortest time between the starts of two rounds, to limit the load: the test checks that no connection is lost, and
+/// measures no throughput.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Time limit that covers several retransmissions.

@@ -108,6 +108,6 @@ impl fmt::Display for NewClients {
 impl fmt::Display for Outcomes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { served, failures, slowest } = self;
-        write!(f, "{served} served within {slowest:?}, {} not", failures.len())
+        write!(f, "{served} clients served within {slowest:?}, {} clients not served", failures.len())
     }
 }

@@ -31,7 +31,7 @@ const COUNT: u8 = 100;
 /// The number of Services, each with one Pod on every Node.
 const SERVICES: u8 = 5;
 /// The number of agents that start for the first time concurrently. The number is small, because the kernel verifies
-/// the programs for each of them.
+/// the programs of each agent.
 const FIRST_STARTS: usize = 3;
 /// How long the bench counts writes after a restart. If an agent makes unnecessary writes, it makes them within this
 /// time.
