@@ -14,8 +14,8 @@ use crate::{
 ///
 /// If the API server refuses a request, or a Node is not retired within the time limit.
 pub async fn retire(args: RetireArgs) -> anyhow::Result<()> {
-    let RetireArgs { kubeconfig, namespace, daemon_set, timeout } = args;
-    let target = Target { kubeconfig, namespace, daemon_set, timeout };
+    let RetireArgs { kubeconfig, namespace, daemon_sets, timeout } = args;
+    let target = Target { kubeconfig, namespace, daemon_sets, timeout };
     let mut printed = Ok(());
     let retired = retire_all(&target, |progress| {
         let result = print(&format!("{progress}\n"));

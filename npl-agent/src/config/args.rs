@@ -125,7 +125,7 @@ pub enum Command {
     /// and connections break. `--dry-run` lists what would be removed, and changes nothing.
     #[command(after_help = CLEANUP_EXAMPLES)]
     Cleanup(CleanupArgs),
-    /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSet, and wait until
+    /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSets, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs this command.
     Retire(RetireArgs),
     /// The echo server and client in the Pods of `kubectl npl test`.
@@ -357,14 +357,21 @@ pub struct RetireArgs {
     #[arg(long, env = "NPL_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Find the agents' DaemonSet in this namespace. Unset: in the namespace of the kubeconfig's context, or of this
+    /// Find the agents' DaemonSets in this namespace. Unset: in the namespace of the kubeconfig's context, or of this
     /// Pod.
     #[arg(long, env = "NPL_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Retire the Nodes of the DaemonSet with this name.
-    #[arg(long, env = "NPL_DAEMON_SET", value_name = "NAME", default_value = "npl-agent")]
-    pub daemon_set: String,
+    /// Retire the Nodes of the DaemonSets with these names, separated by commas. The chart creates a DaemonSet for each
+    /// group of Nodes with other options.
+    #[arg(
+        long = "daemon-set",
+        env = "NPL_DAEMON_SET",
+        value_name = "NAME[,NAME]",
+        default_value = "npl-agent",
+        value_delimiter = ','
+    )]
+    pub daemon_sets: Vec<String>,
 
     /// Fail if not every Node is retired after this time. Give numbers with the units ms, s, m and h, at most a day.
     #[arg(long, env = "NPL_TIMEOUT", value_name = "DURATION", default_value = "5m", value_parser = value::duration)]

@@ -89,6 +89,45 @@ fn each_variable_of_the_manifest_belongs_to_a_flag() {
     assert!(unknown.is_empty(), "no flag reads {unknown:?}");
 }
 
+/// Variables of `run` that have no value below `config` of the chart: those that the chart's templates set, and those
+/// that no agent in a Pod needs.
+const NOT_BELOW_CONFIG: [&str; 9] = [
+    "NPL_BPFFS",
+    // The values `localClients.enabled` and `localClients.cgroup`.
+    "NPL_CGROUP",
+    // An agent in a Pod uses its service account.
+    "NPL_KUBECONFIG",
+    // The value `probes.port`.
+    "NPL_LISTEN",
+    // The value `localClients.scope`.
+    "NPL_LOCAL_CLIENTS",
+    // The values below `metrics`.
+    "NPL_METRICS_LISTEN",
+    "NPL_NODE_NAME",
+    // The hook of `helm uninstall` sets this variable.
+    "NPL_RETIRE",
+    "NPL_RUNTIME_DIR",
+];
+
+#[test]
+fn each_option_of_the_agent_has_a_value_of_the_chart() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart/npl/values.schema.json");
+    let schema: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    let values = schema.pointer("/properties/config/properties").unwrap().as_object().unwrap();
+    // The template converts the name of a value to the name of a variable in the same way.
+    let variable = |value: &str| {
+        let letters = value.chars().flat_map(|it| it.is_uppercase().then_some('_').into_iter().chain([it]));
+        format!("NPL_{}", letters.collect::<String>().to_uppercase())
+    };
+    let mut covered: BTreeSet<String> = values.keys().map(|value| variable(value)).collect();
+    covered.extend(NOT_BELOW_CONFIG.map(str::to_owned));
+    let command = Cli::command();
+    let run = command.get_subcommands().find(|it| it.get_name() == "run").unwrap();
+    let options: BTreeSet<String> =
+        run.get_arguments().filter_map(|argument| Some(argument.get_env()?.to_str()?.to_owned())).collect();
+    assert_eq!(options, covered);
+}
+
 #[test]
 fn the_admission_policies_confine_an_agent_in_any_namespace() {
     let namespace = pod_namespace();

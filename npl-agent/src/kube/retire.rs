@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSet, and waits until each Node
-//! runs a ready agent of the changed template. An agent of the changed template is ready only when its Node is retired.
+//! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSets, and waits until each Node
+//! runs a ready agent of a changed template. An agent of a changed template is ready only when its Node is retired.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -17,18 +17,18 @@ use super::{
     failure::{FailureKind, root_cause},
 };
 
-/// The time between two requests about the DaemonSet, and the delay before a failed request is repeated.
+/// The time between two requests about a DaemonSet, and the delay before a failed request is repeated.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The DaemonSet of the agents to retire.
+/// The DaemonSets of the agents to retire.
 #[derive(Debug, Clone)]
 pub struct Target {
     /// The kubeconfig file to use; with `None`, the service account of this Pod is used.
     pub kubeconfig: Option<PathBuf>,
-    /// The namespace of the DaemonSet; with `None`, the namespace of the kubeconfig or of this Pod is used.
+    /// The namespace of the DaemonSets; with `None`, the namespace of the kubeconfig or of this Pod is used.
     pub namespace: Option<String>,
-    /// The name of the DaemonSet.
-    pub daemon_set: String,
+    /// The names of the DaemonSets.
+    pub daemon_sets: Vec<String>,
     /// The maximum time to wait until every Node is retired.
     pub timeout: Duration,
 }
@@ -67,9 +67,9 @@ pub enum RetireError {
 pub struct Progress {
     /// The number of Nodes that should run an agent.
     pub nodes: i32,
-    /// The minimum number of retired Nodes: the Nodes that certainly have a ready agent of the changed template.
+    /// The minimum number of retired Nodes: the Nodes that certainly have a ready agent of a changed template.
     pub retired: i32,
-    /// Whether `nodes` and `retired` already refer to the changed template of the DaemonSet.
+    /// Whether `nodes` and `retired` already refer to the changed templates of the DaemonSets.
     pub is_current: bool,
 }
 
@@ -83,6 +83,15 @@ impl Progress {
         // template are ready, at least `ready - (nodes - updated)` Pods of the changed template are ready.
         let retired = (updated + ready - nodes).clamp(0, updated);
         Self { nodes, retired, is_current: status.observed_generation >= daemon_set.metadata.generation }
+    }
+
+    /// Adds the Nodes of another DaemonSet.
+    fn and(self, other: Self) -> Self {
+        Self {
+            nodes: self.nodes + other.nodes,
+            retired: self.retired + other.retired,
+            is_current: self.is_current && other.is_current,
+        }
     }
 
     fn is_complete(self) -> bool {
@@ -100,8 +109,52 @@ impl std::fmt::Display for Progress {
     }
 }
 
-/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. If the DaemonSet does
-/// not exist, returns immediately without an error.
+/// The retirement of the Nodes of one DaemonSet.
+#[derive(Debug)]
+struct Retirement<'a> {
+    name: &'a str,
+    /// Whether `NPL_RETIRE` is set.
+    is_set: bool,
+    /// The last known progress; `None` if the DaemonSet does not exist.
+    progress: Option<Progress>,
+}
+
+impl<'a> Retirement<'a> {
+    fn of(name: &'a str) -> Self {
+        Self { name, is_set: false, progress: Some(Progress::default()) }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.progress.is_none_or(Progress::is_complete)
+    }
+
+    /// Sets `NPL_RETIRE`, or reads the progress if the variable is set. A request that the API server does not answer
+    /// changes nothing, because the API server may be restarting.
+    async fn advance(&mut self, daemon_sets: &Api<DaemonSet>) -> Result<(), RetireError> {
+        let name = self.name;
+        let (action, answer) = if self.is_set {
+            ("get", bounded(daemon_sets.get(name)).await)
+        } else {
+            let patch = Patch::Strategic(retiring());
+            ("patch", bounded(daemon_sets.patch(name, &PatchParams::default(), &patch)).await)
+        };
+        match answer {
+            Ok(daemon_set) => {
+                self.is_set = true;
+                self.progress = Some(Progress::of(&daemon_set));
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => self.progress = None,
+            Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
+                return Err(RetireError::Refused { action, name: name.to_owned(), reason: root_cause(&err) });
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Sets `NPL_RETIRE` on the agents, reports the progress, and returns when every Node is retired. A DaemonSet that does
+/// not exist has no Nodes to retire.
 ///
 /// # Errors
 ///
@@ -121,33 +174,19 @@ async fn retire(
     report: &mut impl FnMut(Progress),
 ) -> Result<(), RetireError> {
     let started = Instant::now();
-    let name = target.daemon_set.as_str();
-    let (mut is_set, mut last) = (false, Progress::default());
+    let mut retirements: Vec<_> = target.daemon_sets.iter().map(|name| Retirement::of(name)).collect();
+    let mut last = Progress::default();
     while started.elapsed() < target.timeout {
-        let (action, answer) = if is_set {
-            ("get", bounded(daemon_sets.get(name)).await)
-        } else {
-            let patch = Patch::Strategic(retiring());
-            ("patch", bounded(daemon_sets.patch(name, &PatchParams::default(), &patch)).await)
-        };
-        match answer {
-            Ok(daemon_set) => {
-                is_set = true;
-                let progress = Progress::of(&daemon_set);
-                if progress != last {
-                    report(progress);
-                }
-                last = progress;
-                if progress.is_complete() {
-                    return Ok(());
-                }
-            }
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
-                return Err(RetireError::Refused { action, name: name.to_owned(), reason: root_cause(&err) });
-            }
-            // The API server may be restarting, so the next iteration of the loop repeats the request.
-            Err(_) => {}
+        for retirement in retirements.iter_mut().filter(|it| !it.is_complete()) {
+            retirement.advance(daemon_sets).await?;
+        }
+        let progress = retirements.iter().filter_map(|it| it.progress).reduce(Progress::and);
+        if let Some(progress) = progress.filter(|progress| *progress != last) {
+            report(progress);
+            last = progress;
+        }
+        if retirements.iter().all(Retirement::is_complete) {
+            return Ok(());
         }
         sleep(EVERY).await;
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::kube::mock::{MockServer, api_server, refusal};
 
 const PATH: &str = "/apis/apps/v1/namespaces/default/daemonsets/npl-agent";
+const GROUP_PATH: &str = "/apis/apps/v1/namespaces/default/daemonsets/npl-agent-edge";
 
 /// Returns a DaemonSet whose controller has observed the generation `observed`, with these numbers of Nodes, updated
 /// Pods and ready Pods.
@@ -19,13 +20,22 @@ fn daemon_set(generation: i64, observed: i64, [nodes, updated, ready]: [i32; 3])
     .to_string()
 }
 
-/// Retires all Nodes, with `server` as the API server, and returns the result and the reported progress.
+/// Retires all Nodes of the DaemonSet `npl-agent`, with `server` as the API server, and returns the result and the
+/// reported progress.
 async fn retired(server: impl AsyncFnOnce(&mut MockServer)) -> (Result<(), RetireError>, Vec<String>) {
+    retired_of(&["npl-agent"], server).await
+}
+
+/// Retires all Nodes of these DaemonSets.
+async fn retired_of(
+    names: &[&str],
+    server: impl AsyncFnOnce(&mut MockServer),
+) -> (Result<(), RetireError>, Vec<String>) {
     let (client, mut mock) = api_server();
     let target = Target {
         kubeconfig: None,
         namespace: None,
-        daemon_set: "npl-agent".to_owned(),
+        daemon_sets: names.iter().map(|name| (*name).to_owned()).collect(),
         timeout: Duration::from_secs(20),
     };
     let mut reported = Vec::new();
@@ -61,6 +71,29 @@ async fn every_node_is_waited_for() {
         "3 of 3 Nodes are retired",
     ];
     assert_eq!(reported, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_nodes_of_every_daemon_set_are_retired_at_the_same_time() {
+    let names = ["npl-agent", "npl-agent-edge", "npl-agent-gone"];
+    let (result, reported) = retired_of(&names, async |server: &mut MockServer| {
+        for (path, numbers) in [(PATH, [3, 0, 3]), (GROUP_PATH, [2, 0, 2])] {
+            let patch = server.next_request().await;
+            assert_eq!(patch.line, format!("PATCH {path}?"));
+            patch.answer(200, daemon_set(2, 2, numbers));
+        }
+        let missing = refusal(404, "NotFound", "daemonsets.apps \"npl-agent-gone\" not found");
+        server.next_request().await.answer(404, &missing);
+        // Once a DaemonSet is complete, only the other one is read.
+        for (path, numbers) in [(PATH, [3, 3, 3]), (GROUP_PATH, [2, 2, 1]), (GROUP_PATH, [2, 2, 2])] {
+            let get = server.next_request().await;
+            assert_eq!(get.line, format!("GET {path}"));
+            get.answer(200, daemon_set(2, 2, numbers));
+        }
+    })
+    .await;
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(reported, ["0 of 5 Nodes are retired", "4 of 5 Nodes are retired", "5 of 5 Nodes are retired"]);
 }
 
 #[tokio::test(start_paused = true)]

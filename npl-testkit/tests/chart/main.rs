@@ -7,6 +7,7 @@
 
 mod alerts;
 mod feed;
+mod groups;
 mod objects;
 mod profiles;
 mod refusals;

@@ -15,7 +15,7 @@ use crate::objects::parse;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The profiles: the name of each, and its arguments for Helm.
-const PROFILES: [(&str, &[&str]); 8] = [
+const PROFILES: [(&str, &[&str]); 9] = [
     ("default", &[]),
     ("openshift", &["--values", "values-openshift.yaml"]),
     ("gke", &["--values", "values-gke.yaml"]),
@@ -35,6 +35,13 @@ const PROFILES: [(&str, &[&str]); 8] = [
             "values-openshift.yaml",
             "--set",
             "feed.enabled=true,feed.hostNetwork=true,feed.service.type=LoadBalancer,feed.service.externalTrafficPolicy=Local,feed.allow={192.0.2.0/24},feed.tokenSecret.name=token,feed.tls.secretName=tls",
+        ],
+    ),
+    (
+        "groups of Nodes",
+        &[
+            "--set-json",
+            r#"nodeGroups=[{"name":"edge","nodeLabel":{"key":"example.org/zone","values":["edge",""]},"config":{"portRange":"40000-41000","forwarding":"offload"}},{"name":"large","nodeLabel":{"key":"size","values":["large"]},"resources":{"limits":{"memory":"1Gi"}}}]"#,
         ],
     ),
     ("cleanup", &["--set", "cleanup.enabled=true"]),
@@ -170,6 +177,11 @@ fn the_notes_name_the_next_steps_and_warn_of_a_missing_policy(world: &World) {
         assert!(usual.contains(words), "`{words}` is missing from {usual}");
     }
     assert!(!usual.contains("WARNING"), "{usual}");
+    let group = "nodeGroups[0].name=edge,nodeGroups[0].nodeLabel.key=k,nodeGroups[0].nodeLabel.values={v}";
+    let grouped = notes(group);
+    for name in ["npl-agent\n", "npl-agent-edge\n"] {
+        assert!(grouped.contains(&format!("rollout status daemonset/{name}")), "{name} is missing from {grouped}");
+    }
     assert!(notes("admissionPolicy.enabled=false").contains("WARNING: without the admission policy"));
     assert!(!usual.contains("npl-feed"), "{usual}");
     let feed = notes("feed.enabled=true,feed.service.type=ClusterIP");

@@ -4,7 +4,7 @@
 use npl_testkit::{helm, tools};
 
 /// Wrong values, each with a part of the error message.
-const WRONG: [(&str, &str); 24] = [
+const WRONG: [(&str, &str); 31] = [
     ("prot=1", "additional properties 'prot' not allowed"),
     ("config.portrange=1-2", "additional properties 'portrange' not allowed"),
     ("config.portRange=61000", "portRange"),
@@ -40,6 +40,26 @@ const WRONG: [(&str, &str); 24] = [
     ("commonLabels.app\\.kubernetes\\.io/version=v1", "commonLabels must not contain app.kubernetes.io/version"),
     ("podLabels.app\\.kubernetes\\.io/component=a", "podLabels must not contain app.kubernetes.io/component"),
     ("feed.podLabels.app\\.kubernetes\\.io/name=a", "feed.podLabels must not contain app.kubernetes.io/name"),
+    ("podLabels.npl/node-group=a", "podLabels must not contain npl/node-group"),
+    ("nodeGroups[0].name=Edge,nodeGroups[0].nodeLabel.key=k,nodeGroups[0].nodeLabel.values={v}", "name"),
+    (
+        "nodeGroups[0].name=a-name-of-more-than-20-characters,nodeGroups[0].nodeLabel.key=k,nodeGroups[0].nodeLabel.values={v}",
+        "name",
+    ),
+    ("nodeGroups[0].name=a,nodeGroups[0].config.resync=9s", "nodeLabel"),
+    (
+        "nodeGroups[0].name=a,nodeGroups[0].nodeLabel.key=k,nodeGroups[0].nodeLabel.values={v},nodeGroups[0].config.forwarding=fast",
+        "must be one of 'stack', 'redirect', 'offload'",
+    ),
+    (
+        "nodeGroups[0].name=a,nodeGroups[0].nodeLabel.key=k,nodeGroups[0].nodeLabel.values={v},\
+         nodeGroups[1].name=a,nodeGroups[1].nodeLabel.key=k,nodeGroups[1].nodeLabel.values={w}",
+        "nodeGroups must have different names: two groups have the name a",
+    ),
+    (
+        "nodeGroups[0].name=a,nodeGroups[0].nodeLabel.key=k,nodeGroups[0].nodeLabel.values={v},nodeGroups[0].config.annotationDomain=example.org",
+        "config.annotationDomain must not be set for the group a of nodeGroups, only for all Nodes: the admission policy",
+    ),
     ("feed.enabled=true,feed.tls.clientCertificates=true", "feed.tls.clientCertificates requires feed.tls.secretName"),
 ];
 

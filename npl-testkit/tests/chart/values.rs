@@ -191,7 +191,15 @@ const FIELDS: &[Case] = &[
         &[("retireOnUninstall.timeoutSeconds", "60")],
         ("Job", "npl-retire"),
         container!("/args"),
-        r#"["retire","--namespace=npl-system","--timeout=60s"]"#,
+        r#"["retire","--namespace=npl-system","--daemon-set=npl-agent","--timeout=60s"]"#,
+    ),
+    case(
+        &[("nodeGroups", r#"[{"name":"edge","nodeLabel":{"key":"k","values":["v",""]},"config":{"resync":"10s"}}]"#)],
+        ("DaemonSet", "npl-agent-edge"),
+        pod!(
+            "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchExpressions/2"
+        ),
+        r#"{"key":"k","operator":"In","values":["v",""]}"#,
     ),
     case(&[("cleanup.enabled", "true")], DAEMON_SET, "", "null"),
     case(&[("cleanup.enabled", "true")], ("DaemonSet", "npl-cleanup"), "/metadata/namespace", "\"npl-system\""),
@@ -211,6 +219,7 @@ const VARIABLES: &[VariableCase] = &[
     (&[("config.protocols", "\"tcp,udp,sctp\"")], "NPL_PROTOCOLS", "tcp,udp,sctp"),
     (&[("config.devices", "\"eth0,eth1\"")], "NPL_DEVICES", "eth0,eth1"),
     (&[("config.forwarding", "\"offload\"")], "NPL_FORWARDING", "offload"),
+    (&[("config.ignoreNetworkPolicy", "true")], "NPL_IGNORE_NETWORK_POLICY", "true"),
     (&[("config.attach", "\"auto\"")], "NPL_ATTACH", "auto"),
     (&[("config.nodeIp", "\"external\"")], "NPL_NODE_IP", "external"),
     (&[("config.annotationDomain", "\"example.org\"")], "NPL_ANNOTATION_DOMAIN", "example.org"),
@@ -255,7 +264,7 @@ pub(crate) fn variable_of<'a>(objects: &'a [Value], workload: (&str, &str), name
 
 /// A case with one of these values is rendered alone, because the value changes fields of the chart's objects that
 /// other values set too.
-const ALONE: [&str; 7] = [
+const ALONE: [&str; 8] = [
     "cleanup.enabled",
     "feed.dns.enabled",
     "feed.service.type",
@@ -263,6 +272,7 @@ const ALONE: [&str; 7] = [
     "feed.tokenSecret.name",
     "feed.xds.enabled",
     "loadPrograms.enabled",
+    "nodeGroups",
 ];
 
 impl Case {

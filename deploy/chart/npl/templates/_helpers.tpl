@@ -17,10 +17,28 @@ app.kubernetes.io/part-of: npl
 {{- end }}
 {{- end }}
 
-{{/* The labels by which the DaemonSet selects its Pods. The labels never change: a selector is immutable. */}}
+{{/*
+The labels by which a DaemonSet of agents selects its Pods. The labels never change: a selector is immutable. With the
+root context as the argument, the labels select all agents. The default DaemonSet has the labels of all agents, too: a
+DaemonSet controller ignores Pods that another DaemonSet owns.
+*/}}
 {{- define "npl.selector" -}}
 app.kubernetes.io/name: npl
 app.kubernetes.io/component: agent
+{{- with .group }}
+npl/node-group: {{ .name | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The name of a DaemonSet of agents; the argument is the name of its group of Nodes, or empty. */}}
+{{- define "npl.daemonSetName" -}}
+npl-agent{{ with . }}-{{ . }}{{ end }}
+{{- end }}
+
+{{/* The names of all DaemonSets of agents, separated by commas; the argument is the root context. */}}
+{{- define "npl.daemonSetNames" -}}
+{{ include "npl.daemonSetName" "" }}
+{{- range .Values.nodeGroups }},{{ include "npl.daemonSetName" .name }}{{ end }}
 {{- end }}
 
 {{- define "npl.image" -}}
@@ -53,7 +71,10 @@ app.kubernetes.io/component: feed
 {{ .Values.config.annotationDomain | default "nodeportlocal.antrea.io" }}
 {{- end }}
 
-{{/* The affinity for the Nodes on which the image can run. */}}
+{{/*
+The affinity for the Nodes on which the image can run; for a DaemonSet of agents, only for the Nodes of its group, and
+not for Nodes of a group in `before`.
+*/}}
 {{- define "npl.affinity" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
@@ -66,6 +87,18 @@ nodeAffinity:
           - key: kubernetes.io/arch
             operator: In
             values: [{{ join ", " .Values.architectures }}]
+          {{- with .group }}
+          # The Nodes of this group.
+          - key: {{ .nodeLabel.key | quote }}
+            operator: In
+            values: {{ toJson .nodeLabel.values }}
+          {{- end }}
+          {{- range .before }}
+          # The Nodes of the group {{ .name }} run the agents of the DaemonSet {{ include "npl.daemonSetName" .name }}.
+          - key: {{ .nodeLabel.key | quote }}
+            operator: NotIn
+            values: {{ toJson .nodeLabel.values }}
+          {{- end }}
 {{- end }}
 
 {{- define "npl.podSecurityContext" -}}

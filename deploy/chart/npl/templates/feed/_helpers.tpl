@@ -23,7 +23,7 @@ The feed's environment variables.
 - name: NPL_FEED_ANNOTATION_DOMAIN
   value: {{ . | quote }}
 {{- end }}
-{{- with .Values.config.portRange }}
+{{- with include "npl.feedPortRange" . }}
 - name: NPL_FEED_PORT_RANGE
   value: {{ . | quote }}
 {{- end }}
@@ -70,4 +70,28 @@ httpGet:
   scheme: HTTPS
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+The smallest range that includes the port ranges of all agents; empty if no value sets a port range. `61000-62000` is
+the agents' default.
+*/}}
+{{- define "npl.feedPortRange" -}}
+{{- $ranges := list -}}
+{{- range .Values.nodeGroups -}}
+{{- with (.config | default dict).portRange -}}
+{{- $ranges = append $ranges . -}}
+{{- end -}}
+{{- end -}}
+{{- if or $ranges .Values.config.portRange -}}
+{{- $first := .Values.config.portRange | default "61000-62000" | splitList "-" -}}
+{{- $start := index $first 0 | int -}}
+{{- $end := index $first 1 | int -}}
+{{- range $ranges -}}
+{{- $ends := splitList "-" . -}}
+{{- $start = min $start (index $ends 0 | int) -}}
+{{- $end = max $end (index $ends 1 | int) -}}
+{{- end -}}
+{{ $start }}-{{ $end }}
+{{- end -}}
 {{- end }}
