@@ -97,7 +97,7 @@ impl Image<'_> {
 
 /// Copies a binary without its symbols, which are a quarter of its size. The symbols are not needed, because panic
 /// messages contain file and line without them.
-fn strip(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn strip(from: &Path, to: &Path) -> Result<()> {
     process::ask(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(from))
         .with_context(|| format!("strip {}", from.display()))
         .map(drop)
@@ -109,7 +109,8 @@ struct Blob {
     size: u64,
 }
 
-fn tar(archive: &Path, root: &Path) -> Command {
+/// Returns a command that packs files below `root`, which the caller adds as arguments, into a new archive.
+pub(super) fn tar(archive: &Path, root: &Path) -> Command {
     let mut command = Command::new("tar");
     command.arg("--create").arg("--file").arg(archive).arg("--directory").arg(root);
     command.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mtime=@0", "--format=ustar"]);
@@ -125,7 +126,8 @@ fn store(blobs: &Path, content: &[u8]) -> Result<Blob> {
     Ok(Blob { digest, size: content.len().try_into().context("convert the size of a blob")? })
 }
 
-fn sha256(file: &Path) -> Result<String> {
+/// Returns the SHA-256 hash of a file in hexadecimal.
+pub(super) fn sha256(file: &Path) -> Result<String> {
     let answer = process::ask(Command::new("sha256sum").arg(file).stderr(Stdio::piped()))?;
     match answer.split(' ').next() {
         Some(digest) if digest.len() == 64 => Ok(digest.to_owned()),
@@ -133,8 +135,8 @@ fn sha256(file: &Path) -> Result<String> {
     }
 }
 
-/// Returns the name of this machine's processor architecture in container images, which is Go's name.
-fn architecture() -> &'static str {
+/// Returns Go's name of this machine's processor architecture, which container images and krew use.
+pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the agent's software bill of materials in the format `CycloneDX` 1.5, from cargo's metadata of the
-//! dependencies. The bill contains no time and no random number, so the same Cargo.lock results in the same bytes.
+//! Writes the software bill of materials of an image's program in the format `CycloneDX` 1.5, from cargo's metadata of
+//! the dependencies. The bill contains no time and no random number, so the same Cargo.lock results in the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,29 +11,27 @@ use serde_json::{Value, json};
 
 use crate::{build, paths, process};
 
-/// The package whose binary the image contains.
-const AGENT: &str = "npl-agent";
-
-/// Writes the bill of materials to `target/npl-agent.cdx.json`.
-pub(super) fn write() -> Result<PathBuf> {
+/// Writes the bill of materials of a program to `target/<program>.cdx.json`. The program's package has the same name.
+pub(super) fn write(program: &str) -> Result<PathBuf> {
     let mut command = build::plain_cargo();
     command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &paths::agent_target()]);
     let metadata: Value = serde_json::from_str(&process::ask(command.current_dir(paths::root()))?)
         .context("read the output of cargo metadata")?;
-    let path = paths::target_dir().join(format!("{AGENT}.cdx.json"));
-    let bill = of(&metadata).context("cargo metadata describes no dependencies of the agent")?;
+    let path = paths::target_dir().join(format!("{program}.cdx.json"));
+    let bill =
+        of(&metadata, program).with_context(|| format!("cargo metadata describes no dependencies of {program}"))?;
     fs::write(&path, format!("{bill:#}\n")).with_context(|| format!("write {}", path.display()))?;
     Ok(path)
 }
 
-/// Builds the bill of materials, which lists the agent and all packages that are linked into the agent.
-fn of(metadata: &Value) -> Option<Value> {
+/// Builds the bill of materials, which lists the program and all packages that are linked into the program.
+fn of(metadata: &Value, program: &str) -> Option<Value> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let packages: BTreeMap<String, &Value> =
         metadata["packages"].as_array()?.iter().map(|package| (text(&package["id"]), package)).collect();
     let nodes: BTreeMap<String, &Value> =
         metadata["resolve"]["nodes"].as_array()?.iter().map(|node| (text(&node["id"]), node)).collect();
-    let root = packages.iter().find(|(_, package)| package["name"] == AGENT)?.0.clone();
+    let root = packages.iter().find(|(_, package)| package["name"] == program)?.0.clone();
     let (mut linked, mut waiting) = (BTreeSet::new(), vec![root.clone()]);
     while let Some(id) = waiting.pop() {
         if linked.insert(id.clone()) {
@@ -75,34 +73,53 @@ fn component(package: &Value, kind: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::fs;
 
-    use super::of;
+    use serde_json::{Value, json};
+
+    use super::{of, write};
+    use crate::build;
+
+    fn names(bill: &Value) -> Vec<&str> {
+        let components = bill["components"].as_array().unwrap();
+        components.iter().map(|component| component["purl"].as_str().unwrap()).collect()
+    }
 
     #[test]
     fn the_bill_lists_linked_packages_and_no_dependency_of_builds_or_tests() {
         let package = |name: &str| json!({ "id": name, "name": name, "version": "1.0.0", "license": "MIT/Apache-2.0" });
         let on = |name: &str, kind: Option<&str>| json!({ "pkg": name, "dep_kinds": [{ "kind": kind }] });
-        let node = |name: &str, deps: Vec<serde_json::Value>| json!({ "id": name, "deps": deps });
+        let node = |name: &str, deps: Vec<Value>| json!({ "id": name, "deps": deps });
         let metadata = json!({
-            "packages": (["npl-agent", "b", "c", "built", "tested"].map(package)),
+            "packages": (["npl-agent", "npl-feed", "b", "c", "built", "tested"].map(package)),
             "resolve": { "nodes": [
                 node("npl-agent", vec![on("b", None), on("built", Some("build")), on("tested", Some("dev"))]),
+                node("npl-feed", vec![on("npl-agent", None), on("tested", None)]),
                 node("b", vec![on("c", None)]),
                 node("c", vec![on("b", None)]),
                 node("built", vec![]),
                 node("tested", vec![]),
             ] },
         });
-        let bill = of(&metadata).unwrap();
-        let names: Vec<_> = bill["components"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|component| component["purl"].as_str().unwrap())
-            .collect();
-        assert_eq!(names, ["pkg:cargo/b@1.0.0", "pkg:cargo/c@1.0.0"]);
+        let bill = of(&metadata, "npl-agent").unwrap();
+        assert_eq!(names(&bill), ["pkg:cargo/b@1.0.0", "pkg:cargo/c@1.0.0"]);
         assert_eq!(bill["metadata"]["component"]["name"], "npl-agent");
         assert_eq!(bill["components"][0]["licenses"][0]["expression"], "MIT OR Apache-2.0");
+        let bill = of(&metadata, "npl-feed").unwrap();
+        let linked = ["b", "c", "npl-agent", "tested"].map(|name| format!("pkg:cargo/{name}@1.0.0"));
+        assert_eq!(names(&bill), linked);
+        assert_eq!(bill["metadata"]["component"]["name"], "npl-feed");
+        assert_eq!(of(&metadata, "npl-other"), None);
+    }
+
+    #[test]
+    fn the_image_of_the_feed_has_a_bill_of_its_own() {
+        let bill = |program| -> Value { serde_json::from_slice(&fs::read(write(program).unwrap()).unwrap()).unwrap() };
+        let has = |bill: &Value, name: &str| names(bill).iter().any(|it| it.starts_with(&format!("pkg:cargo/{name}@")));
+        let (agent, feed) = (bill(build::AGENT), bill(build::FEED));
+        assert_eq!(feed["metadata"]["component"]["name"], "npl-feed");
+        // The feed serves gRPC, which the agent does not; the feed uses the agent's library.
+        assert!(has(&feed, "tonic") && has(&feed, "npl-agent"), "{:?}", names(&feed));
+        assert!(!has(&agent, "tonic") && has(&agent, "aya"), "{:?}", names(&agent));
     }
 }

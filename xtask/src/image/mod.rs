@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask image`: packs the container images of the agent and of the programs that tests and the real cluster
-//! run.
+//! run, and the archive of the kubectl plug-in.
 
 mod archive;
 mod bill;
+mod plugin;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ const COMPANIONS: [(&str, &str); 3] = [
     ("npl-pause", concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"))),
 ];
 
-/// The maximum size of the agent's archive in bytes. The size is limited because each Node downloads the image.
+/// The maximum size of the archives of the agent and of the feed in bytes. The size is limited because each Node
+/// downloads the agent's image, and some Nodes the feed's.
 const LARGEST_ARCHIVE: u64 = 15_000_000;
 
 /// Arguments of `cargo xtask image`.
@@ -41,19 +43,24 @@ pub(crate) struct Options {
     features: Features,
 }
 
-/// Builds the agent and packs all images.
+/// Builds the agent, and packs all images and the kubectl plug-in.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let agent = build::build_with(&options.features)?;
     if options.features.has_trace() {
         return pack_agent(&options.name, build::TRACE_AGENT, &agent);
     }
-    pack_agent(&options.name, build::AGENT, &agent)?;
-    pack_companions()
+    pack_named(&options.name, &agent)
 }
 
-/// Packs all images of a real cluster. The agent's image gets the binary `agent`, which is built already.
+/// Packs all images of a real cluster, and the kubectl plug-in. The agent's image and the plug-in get the binary
+/// `agent`, which is built already.
 pub(crate) fn pack_all(agent: &Path) -> Result<()> {
-    pack_agent(AGENT, build::AGENT, agent)?;
+    pack_named(AGENT, agent)
+}
+
+fn pack_named(name: &str, agent: &Path) -> Result<()> {
+    pack_agent(name, build::AGENT, agent)?;
+    plugin::pack(agent)?;
     pack_companions()
 }
 
@@ -67,18 +74,25 @@ fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
     let licenses = "Apache-2.0 AND GPL-2.0-only";
     let image = Image { name, archive, program: build::AGENT, arguments: &["run"], licenses, binary: agent };
     let archive = image.pack()?;
-    let size = fs::metadata(&archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
-    process::detail(&format!("{} kB", size / 1000));
-    if size > LARGEST_ARCHIVE {
-        bail!(
-            "{} has {size} bytes, and the limit is {LARGEST_ARCHIVE}: reduce the size of the agent, or raise the limit \
-             in xtask/src/image/mod.rs",
-            paths::shown(&archive)
-        );
-    }
-    let bill = bill::write()?;
-    process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));
+    finish(&archive, build::AGENT)?;
     process::detail(&format!("load it with: ctr --namespace k8s.io images import {}", paths::shown(&archive)));
+    Ok(())
+}
+
+/// Checks the size of a shipped image, and writes the bill of materials of its program.
+fn finish(archive: &Path, program: &str) -> Result<()> {
+    let size = fs::metadata(archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
+    process::detail(&format!("{} kB", size / 1000));
+    check_size(archive, size)?;
+    let bill = bill::write(program)?;
+    process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));
+    Ok(())
+}
+
+fn check_size(archive: &Path, size: u64) -> Result<()> {
+    if size > LARGEST_ARCHIVE {
+        bail!("{} has {size} bytes, and the limit is {LARGEST_ARCHIVE}", paths::shown(archive));
+    }
     Ok(())
 }
 
@@ -94,7 +108,26 @@ fn pack_companions() -> Result<()> {
     process::run(&mut compile)?;
     for (program, name) in COMPANIONS {
         let binary = build::built_folder().join(program);
-        Image { name, archive: program, program, arguments: &[], licenses: "Apache-2.0", binary: &binary }.pack()?;
+        let image = Image { name, archive: program, program, arguments: &[], licenses: "Apache-2.0", binary: &binary };
+        let archive = image.pack()?;
+        // The other companions are programs of tests, which are not shipped.
+        if program == build::FEED {
+            finish(&archive, program)?;
+        }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{LARGEST_ARCHIVE, check_size};
+
+    #[test]
+    fn an_image_that_is_too_large_is_refused_with_its_name() {
+        check_size(Path::new("npl-feed.oci.tar"), LARGEST_ARCHIVE).unwrap();
+        let error = check_size(Path::new("npl-feed.oci.tar"), LARGEST_ARCHIVE + 1).unwrap_err().to_string();
+        assert_eq!(error, "npl-feed.oci.tar has 15000001 bytes, and the limit is 15000000");
+    }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::parts::{CALICO, CILIUM, CONTROL_PLANE, FLANNEL, GRPC, HELM, KUBE_ROUTER, NODES, Part};
+use super::parts::{CALICO, CILIUM, CONTROL_PLANE, FLANNEL, GRPC, HELM, KREW, KUBE_ROUTER, NODES, Part};
 use super::{clang, prometheus};
 use crate::{cache, files, paths, process};
 
@@ -42,6 +42,8 @@ pub(crate) enum Component {
     Clang,
     /// The program `helm`, which renders and installs the chart.
     Helm,
+    /// The program `krew`, which installs the kubectl plug-in.
+    Krew,
     /// The programs `prometheus` and `promtool`, which check alert rules and scrape metrics.
     Prometheus,
 }
@@ -71,6 +73,7 @@ impl Component {
             Self::Cilium => "NPL_CILIUM_DIR",
             Self::Clang => "NPL_CLANG_DIR",
             Self::Helm => "NPL_HELM_DIR",
+            Self::Krew => "NPL_KREW_DIR",
             Self::Prometheus => "NPL_PROMETHEUS_DIR",
         }
     }
@@ -84,6 +87,7 @@ impl Component {
             Self::Cilium => obtain(&CILIUM, cancelled),
             Self::Clang => clang::obtain(),
             Self::Helm => obtain(&HELM, cancelled),
+            Self::Krew => obtain(&KREW, cancelled),
             Self::Prometheus => prometheus::obtain(),
         }
     }

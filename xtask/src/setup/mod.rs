@@ -103,8 +103,8 @@ const BALANCERS: [Program; 5] = [
 ];
 
 /// The components of Kubernetes that a run of all tests needs.
-pub(crate) const ALL_TESTS: [Component; 4] =
-    [Component::Nodes, Component::Flannel, Component::Helm, Component::Prometheus];
+pub(crate) const ALL_TESTS: [Component; 5] =
+    [Component::Nodes, Component::Flannel, Component::Helm, Component::Krew, Component::Prometheus];
 
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]

@@ -129,6 +129,19 @@ pub(super) const HELM: Part = Part {
     variables: &[],
 };
 
+/// The program krew, which installs kubectl plug-ins.
+pub(super) const KREW: Part = Part {
+    name: "krew",
+    words: "krew",
+    time: "half a minute",
+    module: "krew",
+    versioned: "sigs.k8s.io/krew",
+    linker_flags: "-s -w -X sigs.k8s.io/krew/internal/version.gitTag=VERSION",
+    packages: &["sigs.k8s.io/krew/cmd/krew"],
+    files: &[],
+    variables: &[("CGO_ENABLED", "0")],
+};
+
 /// The program of the test of proxyless gRPC: a gRPC client and server.
 pub(super) const GRPC: Part = Part {
     name: "grpc",

@@ -276,8 +276,9 @@ impl Suite<'_> {
     fn requirements(&self, kind: Kind) -> Result<(), NotReady> {
         match kind {
             Kind::Unit | Kind::Kernel => Ok(()),
-            Kind::TestKit | Kind::Chart | Kind::Agent => ready(&self.parts).map(drop),
-            Kind::RealCluster => self.images.and(ready(&self.parts).map(drop)),
+            Kind::TestKit | Kind::Agent => ready(&self.parts).map(drop),
+            // The tests of the chart install the kubectl plug-in that is packed together with the images.
+            Kind::Chart | Kind::RealCluster => self.images.and(ready(&self.parts).map(drop)),
         }
     }
 }
