@@ -15,13 +15,14 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, Pod, World};
 /// The bit mask of the capabilities `CAP_NET_ADMIN` (bit 12) and `CAP_BPF` (bit 39), as `/proc` shows it.
 const CAPABILITIES: &str = "0000008000001000";
 
-fn agents(world: &World) -> Vec<Pod> {
+/// Returns the Pods of all agents that are not terminating.
+pub(crate) fn all(world: &World) -> Vec<Pod> {
     world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent")
 }
 
 /// Returns the agent's Pod on a Node.
 pub(crate) fn on(world: &World, node: &str) -> Pod {
-    agents(world).into_iter().find(|pod| pod.node == node).unwrap()
+    all(world).into_iter().find(|pod| pod.node == node).unwrap()
 }
 
 /// Returns the ID of a Pod's process with this program.
@@ -34,7 +35,7 @@ pub(crate) fn process_of(world: &World, pod: &Pod, program: &str) -> u32 {
 
 pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
     let is_ready_on_both = || {
-        let agents = agents(world);
+        let agents = all(world);
         let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
         nodes.sort_unstable();
         (nodes == ["node-1", "node-2"]).then_some(())
@@ -43,7 +44,7 @@ pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
 }
 
 pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
-    for pod in agents(world) {
+    for pod in all(world) {
         let agent = process_of(world, &pod, "npl-agent");
         let status = fs::read_to_string(format!("/proc/{agent}/status")).unwrap();
         let value = |field: &str| status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().trim();
@@ -80,7 +81,7 @@ pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World)
 
 pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     let shop = world.wait_for_shop(4);
-    let before = agents(world);
+    let before = all(world);
     let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
     world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", timeout_option()]);
     let outside = clients::outside(world);
@@ -90,7 +91,7 @@ pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     }
     let is_new = |pod: &Pod| pod.is_ready && before.iter().all(|old| old.uid != pod.uid);
     let replaced = || {
-        let agents = agents(world);
+        let agents = all(world);
         (agents.len() == before.len() && agents.iter().all(is_new)).then_some(())
     };
     let ((), took) = poll::until("new agents to become ready", LIMIT, replaced).unwrap();

@@ -8,14 +8,21 @@ use npl_testkit::cluster::timeout_option;
 use npl_testkit::poll;
 use npl_testkit::{helm, tools};
 
+use crate::agent;
 use crate::load::{self, Under};
 use crate::newcomer;
 use crate::traffic::PORTS;
 use crate::uninstall;
 use crate::world::{AGENT_NAMESPACE, LIMIT, NAMESPACE, World};
 
-/// Helm takes over the agents that the manifest has installed, upgrades the release, and rolls it back. No request
-/// fails.
+/// A group of Nodes that contains one of the Nodes.
+const GROUP: [&str; 2] = [
+    "--set-json",
+    r#"nodeGroups=[{"name":"edge","nodeLabel":{"key":"kubernetes.io/hostname","values":["node-1"]},"config":{"resync":"10s"}}]"#,
+];
+
+/// Helm takes over the agents that the manifest has installed, upgrades the release, and rolls it back. One Node joins a
+/// group of Nodes and leaves the group again. No request fails.
 pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: &mut World) {
     Under::default().load(world, |world| {
         run(world, "helm upgrade --install npl deploy/chart/npl --namespace npl-system --take-ownership", &[]);
@@ -26,16 +33,37 @@ pub(crate) fn a_release_is_installed_upgraded_and_rolled_back_under_load(world: 
         run(world, "helm rollback npl --namespace npl-system", &[]);
         assert_eq!(drain(world), "");
         load::renew(world, "deployment/elastic");
+        run(world, "helm upgrade npl deploy/chart/npl --namespace npl-system --reset-then-reuse-values", &GROUP);
+        wait_for_agents(world, ["npl-agent-edge", "npl-agent"]);
+        load::renew(world, "deployment/elastic");
+        run(world, "helm rollback npl --namespace npl-system", &[]);
+        wait_for_agents(world, ["npl-agent"; 2]);
+        load::renew(world, "deployment/elastic");
     });
 }
 
-/// The uninstall hook withdraws the annotations before the agents stop.
+/// Waits until each Node runs exactly one agent, which is ready and belongs to the DaemonSet with this name.
+fn wait_for_agents(world: &World, daemon_sets: [&str; 2]) {
+    let expected: Vec<_> = ["node-1", "node-2"].into_iter().zip(daemon_sets).collect();
+    let is_reached = || {
+        let agents = agent::all(world);
+        let owner = |name: &'_ str| name.rsplit_once('-').map_or("", |(owner, _)| owner).to_owned();
+        let mut found: Vec<_> = agents.iter().map(|pod| (pod.node.as_str(), owner(&pod.name))).collect();
+        found.sort_unstable();
+        let is_expected = found.iter().map(|(node, owner)| (*node, owner.as_str())).eq(expected.iter().copied());
+        (is_expected && agents.iter().all(|pod| pod.is_ready)).then_some(())
+    };
+    poll::until(&format!("agents of {daemon_sets:?}"), LIMIT, is_reached).unwrap();
+}
+
+/// The uninstall hook withdraws the annotations before the agents stop, on Nodes with and without a group.
 pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
     // The drain is shortened from the default of 30 s, so that the test takes less time.
-    let short = ["--set", "config.drain=2s"];
+    let short = ["--set", "config.drain=2s", GROUP[0], GROUP[1]];
     run(world, "helm upgrade npl deploy/chart/npl --namespace npl-system --reset-then-reuse-values", &short);
+    wait_for_agents(world, ["npl-agent-edge", "npl-agent"]);
     run(world, "helm uninstall npl --namespace npl-system", &[]);
     uninstall::assert_removed(world, &shop, entries);
     let kinds = "daemonsets,jobs,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,flowschemas,\
