@@ -9,8 +9,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::arch::Arch;
 use crate::build_ebpf::{self, Features};
-use crate::{paths, process};
+use crate::{cross, paths, process};
 
 /// The file name of the agent's trace build, and of the archive of its image.
 pub(crate) const TRACE_AGENT: &str = "npl-agent-trace";
@@ -20,6 +21,9 @@ pub(crate) const AGENT: &str = "npl-agent";
 
 /// The file name of the feed.
 pub(crate) const FEED: &str = "npl-feed";
+
+/// The compiler flags of static binaries.
+const STATIC: &str = "-C target-feature=+crt-static";
 
 /// Cargo settings of [`cargo_test`], which shorten the compilation of the three crates with the most tests: npl-agent and
 /// npl-feed are compiled without optimization, npl-testkit with `opt-level=1`, because it creates and compares streams
@@ -41,43 +45,51 @@ pub(crate) const PACKAGES: [&str; 4] = ["--package", "npl-agent", "--package", "
 pub(crate) struct Options {
     #[command(flatten)]
     features: Features,
+    /// The processor architecture of the agent; for another than this machine's, its name ends with the architecture.
+    #[arg(long, default_value_t = Arch::native())]
+    arch: Arch,
 }
 
 /// Builds the agent with the features of the command line.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    build_with(&options.features).map(drop)
+    build_with(&options.features, options.arch).map(drop)
 }
 
 /// Builds the kernel programs, and the agent that embeds them. Returns the path of the agent.
-pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
+pub(crate) fn build_with(features: &Features, arch: Arch) -> Result<PathBuf> {
     if !features.has_trace() {
         build_ebpf::build()?;
-        return build_agent(&[]);
+        return build_agent_for(arch, &[]);
     }
     let object = build_ebpf::build_trace()?;
     process::say("agent: compiling the trace build, which prints the logs of the kernel programs");
-    let mut compile = cargo("build");
+    let mut compile = cargo_for(arch, "build")?;
     compile.args(["--package", "npl-agent", "--bin", "npl-agent", "--features", "trace"]);
     process::run(compile.env("NPL_BPF_OBJECT", object))?;
-    install(AGENT, TRACE_AGENT)
+    install(arch, AGENT, TRACE_AGENT)
 }
 
 /// Builds the agent with the kernel object that `build-ebpf` wrote. The same run of cargo builds the targets that the
 /// arguments in `further` select. Returns the path of the agent.
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
+    build_agent_for(Arch::native(), further)
+}
+
+/// Builds agent and feed for an architecture, as [`build_agent`] does.
+pub(crate) fn build_agent_for(arch: Arch, further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
     // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
     // tests, and are compiled only once.
-    process::run(cargo("build").args(PACKAGES).args(["--bin", AGENT, "--bin", FEED]).args(further))?;
-    install(FEED, FEED)?;
-    install(AGENT, AGENT)
+    process::run(cargo_for(arch, "build")?.args(PACKAGES).args(["--bin", AGENT, "--bin", FEED]).args(further))?;
+    install(arch, FEED, FEED)?;
+    install(arch, AGENT, AGENT)
 }
 
-/// Copies a built program to `target/release/`, with `name` as the file name. The build of the tests does not replace
-/// this copy by a program without optimization.
-fn install(program: &str, name: &str) -> Result<PathBuf> {
+/// Copies a built program to `target/release/`, with `name` as the file name, to which the architecture is appended if
+/// it is not this machine's. The build of the tests does not replace this copy by a program without optimization.
+fn install(arch: Arch, program: &str, name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
-    let (built, installed) = (built_folder().join(program), release.join(name));
+    let (built, installed) = (built_folder_of(arch).join(program), release.join(arch.mark(name)));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
     // The file is replaced by a rename, because the replaced file may be the program of a running agent.
     let new = installed.with_extension("new");
@@ -90,7 +102,12 @@ fn install(program: &str, name: &str) -> Result<PathBuf> {
 
 /// The directory in which [`cargo`] puts the built binaries.
 pub(crate) fn built_folder() -> PathBuf {
-    paths::target_dir().join(paths::agent_target()).join("release")
+    built_folder_of(Arch::native())
+}
+
+/// The directory in which [`cargo_for`] puts the built binaries.
+pub(crate) fn built_folder_of(arch: Arch) -> PathBuf {
+    paths::target_dir().join(arch.target()).join("release")
 }
 
 /// Returns a cargo command without the environment variables that describe xtask's own package. Build scripts depend on
@@ -112,9 +129,23 @@ pub(crate) fn plain_cargo() -> Command {
 /// is this machine's, but is given explicitly: otherwise, cargo would apply the flags to build scripts and procedural
 /// macros, too.
 pub(crate) fn cargo(subcommand: &str) -> Command {
+    for_target(Arch::native(), subcommand)
+}
+
+/// Returns the command of [`cargo`] for an architecture. If the architecture is not this machine's, installs the
+/// compilers for it.
+pub(crate) fn cargo_for(arch: Arch, subcommand: &str) -> Result<Command> {
+    let mut command = for_target(arch, subcommand);
+    if !arch.is_native() {
+        cross::configure(&mut command, arch, STATIC)?;
+    }
+    Ok(command)
+}
+
+fn for_target(arch: Arch, subcommand: &str) -> Command {
     let mut command = plain_cargo();
-    command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);
-    command.env("RUSTFLAGS", "-C target-feature=+crt-static").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    command.arg(subcommand).args(["--release", "--target", &arch.target()]);
+    command.env("RUSTFLAGS", STATIC).env_remove("CARGO_ENCODED_RUSTFLAGS");
     command.env("NPL_BPF_OBJECT", paths::bpf_object()).current_dir(paths::root());
     command
 }
@@ -125,4 +156,11 @@ pub(crate) fn cargo_test(packages: &[&str]) -> Command {
     let mut command = cargo("test");
     command.args(LITTLE_OPTIMIZATION).args(packages);
     command
+}
+
+/// Returns the command of [`cargo_test`] for an architecture.
+pub(crate) fn cargo_test_for(arch: Arch, packages: &[&str]) -> Result<Command> {
+    let mut command = cargo_for(arch, "test")?;
+    command.args(LITTLE_OPTIMIZATION).args(packages);
+    Ok(command)
 }

@@ -39,7 +39,8 @@ enum Linker {
     Cached(PathBuf),
 }
 
-const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
+/// The compiler of the Linux distribution.
+pub(crate) const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
 
 /// Chooses the developer's nightly toolchain if it is complete; otherwise chooses Debian's compiler, and installs it if
 /// it is missing.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 
+use crate::arch::Arch;
 use crate::{build, paths, process, test};
 
 /// The options of `cargo tree` that print one package per line: its name, version and features.
@@ -29,7 +30,7 @@ pub(crate) fn check() -> Result<()> {
 /// Returns all packages that a build of the packages in `selection` contains, each with its features.
 fn packages(selection: &[&str], edges: &str) -> Result<BTreeSet<String>> {
     let mut command = build::plain_cargo();
-    command.args(["tree", "--locked", "--target", &paths::agent_target(), "--edges", edges]).args(FORMAT);
+    command.args(["tree", "--locked", "--target", &Arch::native().target(), "--edges", edges]).args(FORMAT);
     let tree = process::ask(command.args(selection).current_dir(paths::root()))?;
     // cargo adds `(*)` to a package that it has listed before; without this mark, the two lines are equal.
     Ok(tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).filter(|line| !line.is_empty()).collect())

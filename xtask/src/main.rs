@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]
 
+mod arch;
 mod bench;
 mod budget;
 mod build;
@@ -17,6 +18,7 @@ mod chart;
 mod check;
 mod cluster;
 mod commits;
+mod cross;
 mod demo;
 mod docs;
 mod ebpf;

@@ -26,11 +26,6 @@ pub(crate) fn cargo_home() -> Option<PathBuf> {
     env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")))
 }
 
-/// The target triple of the agent and of the programs that are built with it.
-pub(crate) fn agent_target() -> String {
-    format!("{}-unknown-linux-gnu", env::consts::ARCH)
-}
-
 /// The path of the kernel object that `build-ebpf` writes and the agent embeds.
 pub(crate) fn bpf_object() -> PathBuf {
     target_dir().join("bpf").join("npl.bpf.o")

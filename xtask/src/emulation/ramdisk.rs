@@ -12,7 +12,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use super::Guest;
-use crate::setup::KernelImage;
+use crate::arch::Arch;
+use crate::setup::{self, KernelImage};
 use crate::{files, process};
 
 /// The path of the test binary in the guest.
@@ -36,7 +37,11 @@ pub(super) fn write(archive: &Path, image: &KernelImage, guest: &Guest) -> Resul
     for folder in FOLDERS {
         fs::create_dir_all(root.join(folder)).with_context(|| format!("create {}/{folder}", root.display()))?;
     }
-    add_programs(&root, guest.programs)?;
+    if guest.arch.is_native() {
+        add_programs(&root, guest.programs)?;
+    } else {
+        add_foreign_programs(&root, guest.arch)?;
+    }
     files::copy(Path::new(guest.test.get_program()), &below(&root, Path::new(TEST_BINARY)))?;
     for path in &guest.copies {
         files::copy(path, &below(&root, path))?;
@@ -69,6 +74,14 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
         files::copy(library, &below(root, library))?;
     }
     add_match_extensions(root, &libraries)
+}
+
+/// Adds the programs that every guest needs, from Debian's packages for another architecture.
+fn add_foreign_programs(root: &Path, arch: Arch) -> Result<()> {
+    let programs = setup::guest_programs(arch)?;
+    // `cp` keeps the links among the programs and libraries.
+    process::ask(Command::new("cp").arg("--archive").arg(programs.join(".")).arg(root))?;
+    symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")
 }
 
 /// Adds the match extensions that iptables loads by name at run time, which `ldd` does not list.

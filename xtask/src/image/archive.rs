@@ -11,17 +11,21 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
+use crate::arch::Arch;
 use crate::{paths, process};
 
 /// The media type of an image's manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// The media type of an index, which refers to one manifest per architecture.
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Returns the path of the image archive with this name.
 pub(super) fn path_for(archive: &str) -> PathBuf {
     paths::target_dir().join(format!("{archive}.oci.tar"))
 }
 
-/// An image that contains only one static binary.
+/// An image that contains only one static binary, for one architecture or several.
 #[derive(Debug, Clone)]
 pub(super) struct Image<'a> {
     /// The name that the image has when it is loaded from the archive.
@@ -34,8 +38,8 @@ pub(super) struct Image<'a> {
     pub(super) arguments: &'a [&'a str],
     /// The license expression for the code in the image.
     pub(super) licenses: &'a str,
-    /// The path of the binary on this machine.
-    pub(super) binary: &'a Path,
+    /// The architectures of the image, with the path of the binary on this machine.
+    pub(super) binaries: &'a [(Arch, PathBuf)],
 }
 
 impl Image<'_> {
@@ -47,37 +51,51 @@ impl Image<'_> {
         }
         let blobs = work.join("archive/blobs/sha256");
         fs::create_dir_all(&blobs).with_context(|| format!("create {}", blobs.display()))?;
-        let layer_tar = self.layer(&work)?;
-        let diff_id = sha256(&layer_tar)?;
-        process::ask(Command::new("gzip").args(["--no-name", "--best"]).arg(&layer_tar))?;
-        let layer = store(&blobs, &fs::read(layer_tar.with_extension("tar.gz")).context("read the packed layer")?)?;
-        let config = store(&blobs, self.config(&diff_id).to_string().as_bytes())?;
-        let manifest = store(&blobs, manifest(&config, &layer).to_string().as_bytes())?;
+        let store_manifest = |(arch, binary): &(Arch, PathBuf)| {
+            let manifest = self.store_manifest(&blobs, &work.join(arch.name()), *arch, binary)?;
+            Ok((*arch, manifest))
+        };
+        let manifests = self.binaries.iter().map(store_manifest).collect::<Result<Vec<_>>>()?;
+        let (media_type, image) = match <[_; 1]>::try_from(manifests) {
+            Ok([(_, manifest)]) => (MANIFEST, manifest),
+            Err(manifests) => (INDEX, store(&blobs, of_platforms(&manifests).to_string().as_bytes())?),
+        };
 
         let root = work.join("archive");
         fs::write(root.join("oci-layout"), json!({ "imageLayoutVersion": "1.0.0" }).to_string())
             .context("write oci-layout")?;
-        fs::write(root.join("index.json"), index(&manifest, self.name).to_string()).context("write index.json")?;
+        fs::write(root.join("index.json"), index(media_type, &image, self.name).to_string())
+            .context("write index.json")?;
         let archive = path_for(self.archive);
         process::ask(tar(&archive, &root).args(["blobs", "index.json", "oci-layout"]))?;
-        process::say(&format!("{}: {}, manifest sha256:{}", paths::shown(&archive), self.name, manifest.digest));
+        process::say(&format!("{}: {}, manifest sha256:{}", paths::shown(&archive), self.name, image.digest));
         Ok(archive)
     }
 
+    /// Adds layer, configuration and manifest for one architecture to the archive. `work` is a new directory.
+    fn store_manifest(&self, blobs: &Path, work: &Path, arch: Arch, binary: &Path) -> Result<Blob> {
+        let layer_tar = self.layer(work, arch, binary)?;
+        let diff_id = sha256(&layer_tar)?;
+        process::ask(Command::new("gzip").args(["--no-name", "--best"]).arg(&layer_tar))?;
+        let layer = store(blobs, &fs::read(layer_tar.with_extension("tar.gz")).context("read the packed layer")?)?;
+        let config = store(blobs, self.config(arch, &diff_id).to_string().as_bytes())?;
+        store(blobs, manifest(&config, &layer).to_string().as_bytes())
+    }
+
     /// Writes the image's only layer, which contains the binary without symbols in the root directory.
-    fn layer(&self, work: &Path) -> Result<PathBuf> {
+    fn layer(&self, work: &Path, arch: Arch, binary: &Path) -> Result<PathBuf> {
         let root = work.join("root");
         fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-        strip(self.binary, &root.join(self.program))?;
+        strip(arch, binary, &root.join(self.program))?;
         let layer = work.join("layer.tar");
         process::ask(tar(&layer, &root).args(["--mode=0755", self.program]))?;
         Ok(layer)
     }
 
-    fn config(&self, diff_id: &str) -> Value {
-        let Self { name: _, archive: _, program, arguments, licenses, binary: _ } = self;
+    fn config(&self, arch: Arch, diff_id: &str) -> Value {
+        let Self { name: _, archive: _, program, arguments, licenses, binaries: _ } = self;
         json!({
-            "architecture": architecture(),
+            "architecture": arch.name(),
             "os": "linux",
             "config": {
                 "Entrypoint": [format!("/{program}")],
@@ -97,8 +115,9 @@ impl Image<'_> {
 
 /// Copies a binary without its symbols, which are a quarter of its size. The symbols are not needed, because panic
 /// messages contain file and line without them.
-pub(super) fn strip(from: &Path, to: &Path) -> Result<()> {
-    process::ask(Command::new("strip").arg("--strip-all").arg("-o").arg(to).arg(from))
+pub(super) fn strip(arch: Arch, from: &Path, to: &Path) -> Result<()> {
+    let program = if arch.is_native() { "strip".to_owned() } else { format!("{}-strip", arch.gnu_prefix()) };
+    process::ask(Command::new(program).arg("--strip-all").arg("-o").arg(to).arg(from))
         .with_context(|| format!("strip {}", from.display()))
         .map(drop)
 }
@@ -135,15 +154,6 @@ pub(super) fn sha256(file: &Path) -> Result<String> {
     }
 }
 
-/// Returns Go's name of this machine's processor architecture, which container images and krew use.
-pub(super) fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 fn manifest(config: &Blob, layer: &Blob) -> Value {
     json!({
         "schemaVersion": 2,
@@ -153,13 +163,25 @@ fn manifest(config: &Blob, layer: &Blob) -> Value {
     })
 }
 
-fn index(manifest: &Blob, name: &str) -> Value {
+/// Returns the index of an image for several architectures.
+fn of_platforms(manifests: &[(Arch, Blob)]) -> Value {
+    let descriptor = |(arch, manifest): &(Arch, Blob)| {
+        let mut descriptor = manifest.descriptor(MANIFEST);
+        descriptor["platform"] = json!({ "architecture": arch.name(), "os": "linux" });
+        descriptor
+    };
+    let manifests: Vec<_> = manifests.iter().map(descriptor).collect();
+    json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests })
+}
+
+/// Returns the index of the archive, which refers to the manifest or the index of its only image.
+fn index(media_type: &str, image: &Blob, name: &str) -> Value {
     let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
-    let mut descriptor = manifest.descriptor(MANIFEST);
+    let mut descriptor = image.descriptor(media_type);
     descriptor["annotations"] = json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
     json!({
         "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "mediaType": INDEX,
         "manifests": [descriptor],
     })
 }
@@ -172,12 +194,12 @@ impl Blob {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::{env, fs};
 
     use object::Object as _;
 
-    use super::{Blob, Image, index, json, manifest, strip};
+    use super::{Arch, Blob, Image, MANIFEST, index, json, manifest, of_platforms, strip};
     use crate::paths;
 
     #[test]
@@ -190,7 +212,7 @@ mod tests {
         );
         assert_eq!(manifest["layers"][0]["digest"], "sha256:bb");
         assert_eq!(manifest["layers"][0]["size"], 2);
-        let index = index(&blob("cc", 3), "r/n:1.2");
+        let index = index(MANIFEST, &blob("cc", 3), "r/n:1.2");
         assert_eq!(index["manifests"][0]["size"], 3);
         assert_eq!(
             index["manifests"][0]["annotations"],
@@ -199,10 +221,23 @@ mod tests {
     }
 
     #[test]
+    fn an_image_for_two_architectures_names_the_platform_of_each_manifest() {
+        let blob = |digest: &str| Blob { digest: digest.to_owned(), size: 1 };
+        let image = of_platforms(&[(Arch::Amd64, blob("aa")), (Arch::Arm64, blob("bb"))]);
+        assert_eq!(image["mediaType"], "application/vnd.oci.image.index.v1+json");
+        for (place, digest, architecture) in [(0, "sha256:aa", "amd64"), (1, "sha256:bb", "arm64")] {
+            let manifest = &image["manifests"][place];
+            assert_eq!(manifest["digest"], digest);
+            assert_eq!(manifest["mediaType"], MANIFEST);
+            assert_eq!(manifest["platform"], json!({ "architecture": architecture, "os": "linux" }));
+        }
+    }
+
+    #[test]
     fn two_packs_of_one_binary_have_the_same_bytes() {
         let pack = |archive: &str| {
-            let binary = Path::new("/bin/true");
-            let image = Image { name: "r/n:1.2", archive, program: "p", arguments: &[], licenses: "L", binary };
+            let binaries = &[(Arch::native(), PathBuf::from("/bin/true"))];
+            let image = Image { name: "r/n:1.2", archive, program: "p", arguments: &[], licenses: "L", binaries };
             let path = image.pack().unwrap();
             let bytes = fs::read(&path).unwrap();
             fs::remove_file(path).unwrap();
@@ -217,7 +252,7 @@ mod tests {
         let folder = paths::target_dir().join("strip-test");
         fs::create_dir_all(&folder).unwrap();
         let (own, stripped) = (env::current_exe().unwrap(), folder.join("stripped"));
-        strip(&own, &stripped).unwrap();
+        strip(Arch::native(), &own, &stripped).unwrap();
         let symbols = |path: &Path| {
             let bytes = fs::read(path).unwrap();
             let file = object::File::parse(&*bytes).unwrap();
@@ -229,16 +264,11 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_names_the_program_and_its_arguments() {
-        let image = Image {
-            name: "r/n:1.2",
-            archive: "a",
-            program: "p",
-            arguments: &["run"],
-            licenses: "L",
-            binary: Path::new("/b"),
-        };
-        let config = image.config("dd");
+    fn the_configuration_names_architecture_program_and_arguments() {
+        let image =
+            Image { name: "r/n:1.2", archive: "a", program: "p", arguments: &["run"], licenses: "L", binaries: &[] };
+        let config = image.config(Arch::Arm64, "dd");
+        assert_eq!(config["architecture"], "arm64");
         assert_eq!(config["config"]["Entrypoint"], json!(["/p"]));
         assert_eq!(config["config"]["Cmd"], json!(["run"]));
         assert_eq!(config["rootfs"]["diff_ids"], json!(["sha256:dd"]));

@@ -9,15 +9,17 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use crate::arch::Arch;
 use crate::{build, paths, process};
 
-/// Writes the bill of materials of a program to `target/<program>.cdx.json`. The program's package has the same name.
-pub(super) fn write(program: &str) -> Result<PathBuf> {
+/// Writes the bill of materials of a program to `target/<program>.cdx.json`; if the architecture is not this machine's,
+/// its name is part of the file name. The program's package has the same name.
+pub(super) fn write(program: &str, arch: Arch) -> Result<PathBuf> {
     let mut command = build::plain_cargo();
-    command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &paths::agent_target()]);
+    command.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &arch.target()]);
     let metadata: Value = serde_json::from_str(&process::ask(command.current_dir(paths::root()))?)
         .context("read the output of cargo metadata")?;
-    let path = paths::target_dir().join(format!("{program}.cdx.json"));
+    let path = paths::target_dir().join(format!("{}.cdx.json", arch.mark(program)));
     let bill =
         of(&metadata, program).with_context(|| format!("cargo metadata describes no dependencies of {program}"))?;
     fs::write(&path, format!("{bill:#}\n")).with_context(|| format!("write {}", path.display()))?;

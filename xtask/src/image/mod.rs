@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::arch::Arch;
 use crate::build_ebpf::Features;
 use crate::{build, paths, process};
 use archive::Image;
@@ -41,27 +42,36 @@ pub(crate) struct Options {
     name: String,
     #[command(flatten)]
     features: Features,
+    /// The processor architectures of the images. The names of the archives contain the architectures, unless the only
+    /// one is this machine's.
+    #[arg(long, value_delimiter = ',', default_values_t = [Arch::native()])]
+    arch: Vec<Arch>,
 }
 
 /// Builds the agent, and packs all images and the kubectl plug-in.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let agent = build::build_with(&options.features)?;
+    let archs = &options.arch;
+    let build = |arch: &Arch| Ok((*arch, build::build_with(&options.features, *arch)?));
+    let agents = archs.iter().map(build).collect::<Result<Vec<_>>>()?;
     if options.features.has_trace() {
-        return pack_agent(&options.name, build::TRACE_AGENT, &agent);
+        return pack_agent(&options.name, build::TRACE_AGENT, &agents);
     }
-    pack_named(&options.name, &agent)
+    pack_named(&options.name, &agents)
 }
 
 /// Packs all images of a real cluster, and the kubectl plug-in. The agent's image and the plug-in get the binary
 /// `agent`, which is built already.
 pub(crate) fn pack_all(agent: &Path) -> Result<()> {
-    pack_named(AGENT, agent)
+    pack_named(AGENT, &[(Arch::native(), agent.to_owned())])
 }
 
-fn pack_named(name: &str, agent: &Path) -> Result<()> {
-    pack_agent(name, build::AGENT, agent)?;
-    plugin::pack(agent)?;
-    pack_companions()
+fn pack_named(name: &str, agents: &[(Arch, PathBuf)]) -> Result<()> {
+    pack_agent(name, build::AGENT, agents)?;
+    // The plug-in's manifest has one platform: that of this machine.
+    if let Some((_, agent)) = agents.iter().find(|(arch, _)| arch.is_native()) {
+        plugin::pack(agent)?;
+    }
+    pack_companions(&agents.iter().map(|(arch, _)| *arch).collect::<Vec<_>>())
 }
 
 /// Returns the paths of the archives that [`pack_all`] writes.
@@ -69,50 +79,69 @@ pub(crate) fn archives() -> impl Iterator<Item = PathBuf> {
     [build::AGENT].into_iter().chain(COMPANIONS.map(|(program, _)| program)).map(archive::path_for)
 }
 
-fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
+fn pack_agent(name: &str, archive: &str, agents: &[(Arch, PathBuf)]) -> Result<()> {
     process::say("image: packing the agent into an OCI archive");
     let licenses = "Apache-2.0 AND GPL-2.0-only";
-    let image = Image { name, archive, program: build::AGENT, arguments: &["run"], licenses, binary: agent };
+    let archive = &marked(archive, agents.iter().map(|(arch, _)| *arch));
+    let image = Image { name, archive, program: build::AGENT, arguments: &["run"], licenses, binaries: agents };
     let archive = image.pack()?;
-    finish(&archive, build::AGENT)?;
+    finish(&archive, build::AGENT, &agents.iter().map(|(arch, _)| *arch).collect::<Vec<_>>())?;
     process::detail(&format!("load it with: ctr --namespace k8s.io images import {}", paths::shown(&archive)));
     Ok(())
 }
 
-/// Checks the size of a shipped image, and writes the bill of materials of its program.
-fn finish(archive: &Path, program: &str) -> Result<()> {
+/// Checks the size of a shipped image, and writes the bill of materials of its program for each architecture.
+fn finish(archive: &Path, program: &str, archs: &[Arch]) -> Result<()> {
     let size = fs::metadata(archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
     process::detail(&format!("{} kB", size / 1000));
-    check_size(archive, size)?;
-    let bill = bill::write(program)?;
-    process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));
-    Ok(())
-}
-
-fn check_size(archive: &Path, size: u64) -> Result<()> {
-    if size > LARGEST_ARCHIVE {
-        bail!("{} has {size} bytes, and the limit is {LARGEST_ARCHIVE}", paths::shown(archive));
+    check_size(archive, size, LARGEST_ARCHIVE * archs.len() as u64)?;
+    for arch in archs {
+        let bill = bill::write(program, *arch)?;
+        process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));
     }
     Ok(())
 }
 
-fn pack_companions() -> Result<()> {
+fn check_size(archive: &Path, size: u64, limit: u64) -> Result<()> {
+    if size > limit {
+        bail!(
+            "{} has {size} bytes, and the limit is {limit}: reduce the size of the program, or raise the limit in \
+             xtask/src/image/mod.rs",
+            paths::shown(archive)
+        );
+    }
+    Ok(())
+}
+
+/// Appends the architectures of an archive to its name, unless the only one is this machine's.
+fn marked(archive: &str, archs: impl Iterator<Item = Arch>) -> String {
+    let archs: Vec<_> = archs.collect();
+    match archs.as_slice() {
+        [arch] => arch.mark(archive),
+        archs => archs.iter().fold(archive.to_owned(), |name, arch| format!("{name}-{arch}")),
+    }
+}
+
+fn pack_companions(archs: &[Arch]) -> Result<()> {
     process::say("image: packing the feed, the echo server and the pause program");
-    let mut compile = build::cargo("build");
-    // All packages are built in one run of cargo, so that their dependencies have the same features and are compiled
-    // once.
-    compile.args(["--package", "npl-agent", "--package", "npl-feed", "--package", "npl-testkit"]);
-    for (program, _) in COMPANIONS {
-        compile.args(["--bin", program]);
+    for arch in archs {
+        let mut compile = build::cargo_for(*arch, "build")?;
+        // All packages are built in one run of cargo, so that their dependencies have the same features and are
+        // compiled once.
+        compile.args(["--package", "npl-agent", "--package", "npl-feed", "--package", "npl-testkit"]);
+        for (program, _) in COMPANIONS {
+            compile.args(["--bin", program]);
+        }
+        process::run(&mut compile)?;
     }
-    process::run(&mut compile)?;
     for (program, name) in COMPANIONS {
-        let binary = build::built_folder().join(program);
-        let image = Image { name, archive: program, program, arguments: &[], licenses: "Apache-2.0", binary: &binary };
-        let archive = image.pack()?;
+        let built = |arch: &Arch| (*arch, build::built_folder_of(*arch).join(program));
+        let (archive, licenses) = (&marked(program, archs.iter().copied()), "Apache-2.0");
+        let binaries = &archs.iter().map(built).collect::<Vec<_>>();
+        let archive = Image { name, archive, program, arguments: &[], licenses, binaries }.pack()?;
         // The other companions are programs of tests, which are not shipped.
         if program == build::FEED {
-            finish(&archive, program)?;
+            finish(&archive, program, archs)?;
         }
     }
     Ok(())
@@ -122,12 +151,22 @@ fn pack_companions() -> Result<()> {
 mod tests {
     use std::path::Path;
 
-    use super::{LARGEST_ARCHIVE, check_size};
+    use super::{Arch, LARGEST_ARCHIVE, check_size, marked};
 
     #[test]
     fn an_image_that_is_too_large_is_refused_with_its_name() {
-        check_size(Path::new("npl-feed.oci.tar"), LARGEST_ARCHIVE).unwrap();
-        let error = check_size(Path::new("npl-feed.oci.tar"), LARGEST_ARCHIVE + 1).unwrap_err().to_string();
-        assert_eq!(error, "npl-feed.oci.tar has 15000001 bytes, and the limit is 15000000");
+        let check = |size| check_size(Path::new("npl-feed.oci.tar"), size, LARGEST_ARCHIVE);
+        check(LARGEST_ARCHIVE).unwrap();
+        let error = check(LARGEST_ARCHIVE + 1).unwrap_err().to_string();
+        assert!(error.starts_with("npl-feed.oci.tar has 15000001 bytes, and the limit is 15000000: "), "{error}");
+    }
+
+    use super::{Arch, marked};
+
+    #[test]
+    fn an_archive_is_named_after_its_architectures_unless_it_is_only_for_this_machine() {
+        let of = |archs: &[Arch]| marked("a", archs.iter().copied());
+        assert_eq!(of(&[Arch::native()]), "a");
+        assert_eq!(of(&[Arch::Amd64, Arch::Arm64]), "a-amd64-arm64");
     }
 }

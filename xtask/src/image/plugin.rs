@@ -9,7 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::archive::{architecture, sha256, strip, tar};
+use super::archive::{sha256, strip, tar};
+use crate::arch::Arch;
 use crate::{paths, process};
 
 /// The name of the plug-in's binary. kubectl runs this binary for `kubectl npl`.
@@ -41,13 +42,13 @@ pub(super) fn pack(agent: &Path) -> Result<()> {
 fn pack_into(folder: &Path, agent: &Path) -> Result<PathBuf> {
     let root = folder.join("root");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-    strip(agent, &root.join(PROGRAM))?;
+    strip(Arch::native(), agent, &root.join(PROGRAM))?;
     fs::copy(paths::root().join(LICENSE), root.join(LICENSE)).context("copy the license")?;
     for (file, mode) in [(PROGRAM, 0o755), (LICENSE, 0o644)] {
         let permissions = fs::Permissions::from_mode(mode);
         fs::set_permissions(root.join(file), permissions).with_context(|| format!("set the mode of {file}"))?;
     }
-    let uncompressed = folder.join(format!("{PROGRAM}-linux-{}.tar", architecture()));
+    let uncompressed = folder.join(format!("{PROGRAM}-linux-{}.tar", Arch::native()));
     process::ask(tar(&uncompressed, &root).args([PROGRAM, LICENSE]))?;
     process::ask(Command::new("gzip").args(["--no-name", "--force"]).arg(&uncompressed))?;
     Ok(uncompressed.with_extension("tar.gz"))

@@ -10,31 +10,42 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Need, apt, ensure};
+use super::archive::{Archive, Suite};
+use super::{Need, ensure};
+use crate::arch::Arch;
 use crate::{cache, process};
 
 /// A kernel of Debian that an emulated machine can boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernel {
     name: &'static str,
-    suite: &'static str,
-    /// The label of the Debian archive that contains the suite.
-    archive: &'static str,
+    suite: Suite,
+    build: Build,
 }
 
-const KERNELS: [Kernel; 4] = [
-    Kernel { name: "5.10", suite: "bullseye-security", archive: "Debian-Security" },
-    Kernel { name: "6.1", suite: "bookworm-security", archive: "Debian-Security" },
-    Kernel { name: "6.12", suite: "trixie", archive: "Debian" },
-    Kernel { name: "latest", suite: "sid", archive: "Debian" },
-];
+/// Debian's build of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Build {
+    /// The build for virtual machines.
+    Cloud,
+    /// The build with memory pages of 16 KiB, which exists for arm64 only.
+    Pages16K,
+}
 
-/// The name of the metapackage that, in each suite, depends on the suite's newest kernel for virtual machines.
-const META_PACKAGE: &str = "linux-image-cloud-amd64";
+const KERNELS: [Kernel; 5] = [
+    Kernel { name: "5.10", suite: Suite::security("bullseye-security"), build: Build::Cloud },
+    Kernel { name: "6.1", suite: Suite::security("bookworm-security"), build: Build::Cloud },
+    Kernel { name: "6.12", suite: Suite::main("trixie"), build: Build::Cloud },
+    Kernel { name: "latest", suite: Suite::main("sid"), build: Build::Cloud },
+    Kernel { name: "latest-16k", suite: Suite::main("sid"), build: Build::Pages16K },
+];
 
 /// The directories with the kernel modules that packet tests may load: protocols, netfilter, traffic control and
 /// devices.
-const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio", "fs/overlayfs"];
+fn modules(arch: Arch) -> [String; 7] {
+    let of_processor = format!("arch/{}/crypto", arch.in_linux());
+    ["net", "lib", "crypto", &of_processor, "drivers/net", "drivers/virtio", "fs/overlayfs"].map(str::to_owned)
+}
 
 /// The modules of `drivers/net`: virtual devices, and the network card of the emulator.
 const DEVICES: [&str; 11] =
@@ -51,6 +62,9 @@ pub(crate) const DEFAULT_KERNELS: &str = "5.10";
 /// The kernels under which tests only load the kernel programs. The verifiers of these kernels check speculative
 /// execution in different ways.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12,latest";
+/// The kernels under which the packet tests of another architecture run: the oldest kernel that supports arm64's
+/// programs, and the newest one.
+pub(crate) const FOREIGN_KERNELS: &str = "6.1,latest";
 
 impl FromStr for KernelName {
     type Err = String;
@@ -105,101 +119,54 @@ impl Kernel {
     }
 
     /// Returns the unpacked kernel, and downloads the kernel if it is missing in the cache.
-    pub(crate) fn obtain(self) -> Result<Image> {
-        ensure(&[Need::Emulation])?;
-        let contents = [MODULES.join(" "), DEVICES.join(" ")].join(" ");
-        let made_from = [self.suite.as_bytes(), META_PACKAGE.as_bytes(), contents.as_bytes()];
-        let folder = cache::obtain(&format!("kernel-{}", self.name), &made_from, |folder| {
-            process::say(&format!("kernel {self}: downloading Debian's package for emulated tests"));
-            self.download(folder)
+    pub(crate) fn obtain(self, arch: Arch) -> Result<Image> {
+        ensure(&[Need::Emulation(arch)])?;
+        let meta_package = self.meta_package(arch)?;
+        let contents = [modules(arch).join(" "), DEVICES.join(" ")].join(" ");
+        let made_from = [self.suite(arch).name.as_bytes(), meta_package.as_bytes(), contents.as_bytes()];
+        let folder = cache::obtain(&arch.mark(&format!("kernel-{}", self.name)), &made_from, |folder| {
+            process::say(&format!("kernel {self} for {arch}: downloading Debian's package for emulated tests"));
+            self.download(arch, &meta_package, folder)
         })?;
         Ok(Image { folder })
     }
 
-    fn download(self, folder: &Path) -> Result<()> {
+    /// The suite with this kernel. Debian's archive has no security updates of 5.10 for arm64.
+    fn suite(self, arch: Arch) -> Suite {
+        if self.name == "5.10" && arch == Arch::Arm64 { Suite::main("bullseye") } else { self.suite }
+    }
+
+    /// Returns the name of the metapackage that, in each suite, depends on the suite's newest kernel of this build.
+    fn meta_package(self, arch: Arch) -> Result<String> {
+        match (self.build, arch) {
+            (Build::Cloud, arch) => Ok(format!("linux-image-cloud-{arch}")),
+            (Build::Pages16K, Arch::Arm64) => Ok("linux-image-arm64-16k".to_owned()),
+            (Build::Pages16K, arch) => bail!("Debian has no kernel {self} for {arch}: give --arch arm64"),
+        }
+    }
+
+    fn download(self, arch: Arch, meta_package: &str, folder: &Path) -> Result<()> {
         let work = folder.join("work");
-        let archive = Archive::new(self, &work)?;
-        process::run_quietly(&mut archive.tool("apt-get", &["update"]))?;
+        let suite = self.suite(arch);
+        let archive = Archive::of_suites(&[suite], arch, &work)?;
         let image = archive
-            .dependency(META_PACKAGE, "linux-image-")?
-            .with_context(|| format!("the suite {} has no kernel package", self.suite))?;
+            .dependency(meta_package, "linux-image-")?
+            .with_context(|| format!("the suite {} has no kernel package", suite.name))?;
         let mut packages = vec![image.clone()];
         // In some suites, the kernel and its modules are in separate packages, on which the image package depends.
         for part in ["linux-binary-", "linux-modules-"] {
             packages.extend(archive.dependency(&image, part)?);
         }
-        for package in &packages {
-            process::run_quietly(archive.tool("apt-get", &["download", package]).current_dir(&work))?;
-        }
         let unpacked = work.join("unpacked");
-        for package in files_with_ending(&work, "deb")? {
-            apt::extract(&package, &unpacked)?;
-        }
-        copy_bootable_parts(&unpacked, folder)?;
+        archive.unpack(&packages, &unpacked)?;
+        copy_bootable_parts(&unpacked, folder, arch)?;
         fs::write(folder.join("package"), image).context("write the name of the kernel's package")?;
         fs::remove_dir_all(&work).context("remove the downloaded packages")
     }
 }
 
-/// Package sources with only one suite of Debian's archive. The package sources of this machine do not change.
-struct Archive {
-    configuration: PathBuf,
-}
-
-impl Archive {
-    fn new(kernel: Kernel, work: &Path) -> Result<Self> {
-        let shown = work.display();
-        let create =
-            |folder: &str| fs::create_dir_all(work.join(folder)).with_context(|| format!("create {shown}/{folder}"));
-        create("lists/partial")?;
-        create("cache/archives/partial")?;
-        let source = format!(
-            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {} {} main\n",
-            mirror(kernel.archive)?,
-            kernel.suite
-        );
-        fs::write(work.join("sources.list"), source).with_context(|| format!("write {shown}/sources.list"))?;
-        let configuration = format!(
-            "Dir::Etc::sourcelist \"{shown}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
-             Dir::State::lists \"{shown}/lists\";\nDir::Cache \"{shown}/cache\";\n\
-             APT::Architecture \"amd64\";\nAPT::Sandbox::User \"\";\n"
-        );
-        let file = work.join("apt.conf");
-        fs::write(&file, configuration).with_context(|| format!("write {}", file.display()))?;
-        Ok(Self { configuration: file })
-    }
-
-    fn tool(&self, program: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.env("APT_CONFIG", &self.configuration).arg("--quiet").args(arguments);
-        command
-    }
-
-    /// Returns the name of the package on which `package` depends, and whose name is `prefix` followed by a version.
-    fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
-        let answer = process::ask(&mut self.tool("apt-cache", &["depends", package]))?;
-        let names = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let versioned = |name: &&str| name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(char::is_numeric));
-        Ok(names.into_iter().find(versioned).map(str::to_owned))
-    }
-}
-
-/// Returns the address of the Debian archive with this label, from this machine's package sources.
-fn mirror(label: &str) -> Result<String> {
-    let mut query = Command::new("apt-get");
-    query.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
-    let targets = process::ask(&mut query).context("list the package archives of this machine")?;
-    match targets.lines().find_map(|line| line.strip_prefix(label)?.strip_prefix(' ')) {
-        Some(address) => Ok(address.to_owned()),
-        None => bail!(
-            "the kernels for emulated tests come from the {label} archive, which this machine does not use: add it, or \
-             test with `--kernels none`"
-        ),
-    }
-}
-
 /// Copies the kernel and the modules that tests may load to `folder`, and indexes the modules.
-fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
+fn copy_bootable_parts(unpacked: &Path, folder: &Path, arch: Arch) -> Result<()> {
     let roots = ["lib/modules", "usr/lib/modules"].map(|root| unpacked.join(root));
     let modules =
         roots.iter().find_map(|root| root.read_dir().ok()?.next()?.ok()).context("the package has no modules")?;
@@ -210,8 +177,8 @@ fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     fs::copy(kernel, folder.join("vmlinuz")).context("copy the kernel")?;
 
     let kept = folder.join("lib/modules").join(version);
-    for part in MODULES {
-        copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
+    for part in self::modules(arch) {
+        copy_modules(&modules.path().join("kernel").join(&part), &kept.join("kernel").join(&part), &part)?;
     }
     // modprobe needs the index that depmod writes. Normally, the installation of the package runs depmod.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
@@ -236,15 +203,9 @@ fn copy_modules(from: &Path, to: &Path, part: &str) -> Result<()> {
     Ok(())
 }
 
-fn files_with_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
-    let entries = folder.read_dir().with_context(|| format!("list {}", folder.display()))?;
-    let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
-    Ok(paths.filter(|path| path.extension() == Some(ending.as_ref())).collect())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{KERNELS, KernelName};
+    use super::{Arch, Build, KERNELS, KernelName};
 
     #[test]
     fn a_kernel_is_chosen_by_name() {
@@ -253,5 +214,18 @@ mod tests {
         }
         assert_eq!("none".parse(), Ok(KernelName(None)));
         assert!("4.19".parse::<KernelName>().is_err_and(|error| error.contains("5.10, 6.1, 6.12, latest")));
+    }
+
+    #[test]
+    fn a_kernel_has_a_package_for_each_architecture_but_16_kib_pages_only_for_arm64() {
+        for kernel in KERNELS {
+            let package = |arch| kernel.meta_package(arch).ok();
+            let (amd64, arm64) = match kernel.build {
+                Build::Cloud => (Some("linux-image-cloud-amd64"), "linux-image-cloud-arm64"),
+                Build::Pages16K => (None, "linux-image-arm64-16k"),
+            };
+            assert_eq!(package(Arch::Amd64).as_deref(), amd64, "{kernel}");
+            assert_eq!(package(Arch::Arm64).as_deref(), Some(arm64), "{kernel}");
+        }
     }
 }

@@ -3,11 +3,13 @@
 //! command installs only the packages that it needs itself.
 
 mod apt;
+mod archive;
 mod balancers;
 mod bpf_linker;
 mod cargo_deny;
 mod cargo_tool;
 mod clang;
+mod foreign;
 mod kernels;
 mod kubernetes;
 mod parts;
@@ -21,10 +23,14 @@ pub(crate) use apt::{is_available as can_install, is_root};
 pub(crate) use balancers::obtain as balancers;
 pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 pub(crate) use cargo_deny::obtain as cargo_deny;
+pub(crate) use foreign::{guest_programs, standard_library};
 
-use crate::{ebpf, process};
+use crate::arch::Arch;
+use crate::{cross, ebpf, process};
 use apt::Program;
-pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
+pub(crate) use kernels::{
+    BRIEF_KERNELS, DEFAULT_KERNELS, FOREIGN_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels,
+};
 pub(crate) use kubernetes::{Background as KubernetesBuild, Component, Extent, Kubernetes, grpc, helm};
 
 /// A group of programs that a command of xtask needs.
@@ -36,8 +42,10 @@ pub(crate) enum Need {
     TestNetwork,
     /// The container runtime and CNI plug-ins for the Nodes of a real cluster.
     Containers,
-    /// The emulator, and the tools that prepare a kernel and a RAM disk for the emulator.
-    Emulation,
+    /// The C compiler and the C library for another architecture than this machine's.
+    CrossCompiler(Arch),
+    /// The emulator of an architecture, and the tools that prepare a kernel and a RAM disk for the emulator.
+    Emulation(Arch),
     /// The package manager pip, which downloads packages with programs of load balancers, and further clients of the
     /// feed: curl, `dig` and `kdig`.
     Balancers,
@@ -49,7 +57,8 @@ impl Need {
             Self::EbpfCompiler => "compiling the kernel programs",
             Self::TestNetwork => "building and inspecting test networks",
             Self::Containers => "running containers on the Nodes of a real cluster",
-            Self::Emulation => "booting other kernels in an emulator",
+            Self::CrossCompiler(_) => "compiling for another architecture",
+            Self::Emulation(_) => "booting other kernels in an emulator",
             Self::Balancers => "obtaining real load balancers and DNS clients",
         }
     }
@@ -59,7 +68,8 @@ impl Need {
             Self::EbpfCompiler => vec!["rustc-web", "rust-web-src", "rust-web-clippy"],
             Self::TestNetwork => apt::missing(&TEST_NETWORK),
             Self::Containers => apt::missing(&CONTAINERS),
-            Self::Emulation => apt::missing(&EMULATION),
+            Self::CrossCompiler(arch) => missing_cross_compiler(arch),
+            Self::Emulation(arch) => apt::missing(&[&EMULATION[..], &[emulator(arch)]].concat()),
             Self::Balancers => apt::missing(&BALANCERS),
         }
     }
@@ -87,12 +97,30 @@ const CONTAINERS: [Program; 5] = [
     Program { name: "/usr/lib/cni/bridge", package: "containernetworking-plugins" },
 ];
 
-const EMULATION: [Program; 4] = [
-    Program { name: "qemu-system-x86_64", package: "qemu-system-x86" },
+const EMULATION: [Program; 3] = [
     Program { name: "busybox", package: "busybox-static" },
     Program { name: "cpio", package: "cpio" },
     Program { name: "xz", package: "xz-utils" },
 ];
+
+/// The emulator of an architecture.
+const fn emulator(arch: Arch) -> Program {
+    match arch {
+        Arch::Amd64 => Program { name: "qemu-system-x86_64", package: "qemu-system-x86" },
+        Arch::Arm64 => Program { name: "qemu-system-aarch64", package: "qemu-system-arm" },
+    }
+}
+
+/// Returns the packages of the C compiler and the C library for an architecture, if the compiler is not installed.
+fn missing_cross_compiler(arch: Arch) -> Vec<&'static str> {
+    if process::find(&format!("{}-gcc", arch.gnu_prefix())).is_some() {
+        return Vec::new();
+    }
+    match arch {
+        Arch::Amd64 => vec!["gcc-x86-64-linux-gnu", "libc6-dev-amd64-cross"],
+        Arch::Arm64 => vec!["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+    }
+}
 
 const BALANCERS: [Program; 5] = [
     Program { name: "curl", package: "curl" },
@@ -112,6 +140,9 @@ pub(crate) struct Options {
     /// Kernels to download for `test`: 5.10, 6.1, 6.12, latest, or none.
     #[arg(long, value_delimiter = ',', default_values = [DEFAULT_KERNELS, BRIEF_KERNELS])]
     kernels: Vec<KernelName>,
+    /// Also install the compilers and download the kernels and programs for builds and tests of this architecture.
+    #[arg(long)]
+    arch: Option<Arch>,
 }
 
 /// Installs and builds all that builds and a run of all tests need. Parts that few commands need, such as Calico and
@@ -120,20 +151,33 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The build of Kubernetes takes longest, so it runs in parallel with the steps below.
     let kubernetes = KubernetesBuild::start(ALL_TESTS.into());
-    ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
+    ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation(Arch::native())])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
     process::detail(&format!("check of dependencies: {}", cargo_deny()?.display()));
     process::detail(&format!("load balancers: {}", balancers()?.display()));
     for kernel in options.kernels.iter().filter_map(|name| name.0) {
-        let image = kernel.obtain()?;
+        let image = kernel.obtain(Arch::native())?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
+    }
+    if let Some(arch) = options.arch.filter(|arch| !arch.is_native()) {
+        prepare_foreign(arch)?;
     }
     let Kubernetes { control_plane, components } = kubernetes.finish()?;
     for folder in [control_plane].iter().chain(components.values()) {
         process::detail(&format!("programs of tests: {}", folder.display()));
     }
     process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));
+    Ok(())
+}
+
+/// Installs and downloads all that `build`, `image` and `test` need for another architecture.
+fn prepare_foreign(arch: Arch) -> Result<()> {
+    cross::prepare(arch)?;
+    process::detail(&format!("programs of {arch} machines: {}", guest_programs(arch)?.display()));
+    for kernel in parse_kernels(FOREIGN_KERNELS).iter().filter_map(|name| name.0) {
+        process::detail(&format!("kernel {kernel} for {arch}: {}", kernel.obtain(arch)?.package()?));
+    }
     Ok(())
 }
 

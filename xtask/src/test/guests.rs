@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::{Suite, UPGRADE_TESTS, ready};
+use crate::arch::Arch;
 use crate::demo::Parts;
 use crate::emulation::{Guest, Threads};
 use crate::setup::Kernel;
@@ -20,11 +21,11 @@ use crate::{build, paths};
 
 /// The time limit of a guest (an emulated machine). Emulation is ten to thirty times slower than the host. By default,
 /// the guests, which run at the same time, take about 13 minutes; all packet tests under one kernel take an hour.
-const GUEST_DEADLINE: Duration = Duration::from_mins(75);
+pub(super) const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 
 /// The prefix of the names of two tests that load every kernel program: one test with the capabilities of the agent,
 /// and one with the capabilities of `npl-agent load`.
-const LOADING_TESTS: &str = "every_program_loads";
+pub(super) const LOADING_TESTS: &str = "every_program_loads";
 
 /// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, because
 /// the programs translate alike under all kernels that load them, and slow tests. Slow tests load all programs several
@@ -155,7 +156,8 @@ impl Suite<'_> {
                 Ok(true) => guests.extend(kernels.iter().enumerate().flat_map(|(number, kernel)| {
                     let is_brief = options.kernels.is_none() || number > 0;
                     let shares = shares(options.filter(), is_brief).into_iter();
-                    shares.map(|(scope, arguments)| guest_for_packets(*kernel, binary, scope, &arguments))
+                    shares
+                        .map(|(scope, arguments)| guest_for_packets(Arch::native(), *kernel, binary, scope, &arguments))
                 })),
                 Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
             }
@@ -163,7 +165,9 @@ impl Suite<'_> {
         if options.filter().is_none() {
             let only_loaded = || loading().filter(|it| !kernels.contains(it));
             for binary in self.of_kind(Kind::Kernel) {
-                guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, LOADING, &[LOADING_TESTS])));
+                guests.extend(
+                    only_loaded().map(|it| guest_for_packets(Arch::native(), it, binary, LOADING, &[LOADING_TESTS])),
+                );
             }
         }
         let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
@@ -217,7 +221,7 @@ fn unmatched<'a>(parts: &[&'a str], tests: &BTreeSet<String>) -> Vec<&'a str> {
 }
 
 /// Runs a guest. If no test ran, the step fails: the names that select the guest's tests must be wrong.
-fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
+pub(super) fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
         println!("    {:>6} | {line}", guest.name);
@@ -226,18 +230,24 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
 }
 
 /// Returns the name of a step for packet tests, and the guest that the step runs.
-fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
+pub(super) fn guest_for_packets(
+    arch: Arch,
+    kernel: Kernel,
+    binary: &TestBinary,
+    scope: &str,
+    arguments: &[&str],
+) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(arguments).env("NPL_PATIENCE", PACKETS_PATIENCE);
-    let mut guest = Guest::for_packets(kernel, test);
+    let mut guest = Guest::for_packets(arch, kernel, test);
     guest.name.extend(scope.split([' ', ',']).filter(|word| !word.is_empty()).flat_map(|word| ["-", word]));
-    (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), guest)
+    (format!("tests: {}{scope} under kernel {}, emulated", binary.name, arch.mark(&kernel.to_string())), guest)
 }
 
 /// Returns, for each guest that runs packet tests under a kernel, the part of the step's name that names the guest's
 /// share of the tests, and the arguments of the test binary. If `filter` is given, one guest runs the tests with this
 /// text in their names. Otherwise, two guests share all tests, or if `is_brief`, all tests but those of [`LEFT_OUT`].
-fn shares(filter: Option<&str>, is_brief: bool) -> Vec<(&'static str, Vec<&str>)> {
+pub(super) fn shares(filter: Option<&str>, is_brief: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
     let one_by_one = || iter::once("--test-threads=1");
     if let Some(filter) = filter {
@@ -262,7 +272,16 @@ fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (Stri
     parts.pass_to(&mut test);
     let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
     let (threads, programs) = (Threads::One, &["kubectl"]);
-    let guest = Guest { name: "clock".to_owned(), kernel, threads, memory_megabytes: 4096, test, programs, copies };
+    let guest = Guest {
+        name: "clock".to_owned(),
+        arch: Arch::native(),
+        kernel,
+        threads,
+        memory_megabytes: 4096,
+        test,
+        programs,
+        copies,
+    };
     (clock_step(kernel, binary), guest)
 }
 
@@ -281,7 +300,16 @@ fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest
     let own = [build::built_folder().join("npl-cluster")];
     let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
     let (threads, programs) = (Threads::Each, &NODE_PROGRAMS);
-    Guest { name: "nodes".to_owned(), kernel, threads, memory_megabytes: 6144, test, programs, copies }
+    Guest {
+        name: "nodes".to_owned(),
+        arch: Arch::native(),
+        kernel,
+        threads,
+        memory_megabytes: 6144,
+        test,
+        programs,
+        copies,
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask test`: prepares a fresh machine, and runs every check and test, the fastest ones first.
 
+mod foreign;
 mod guests;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
+use crate::arch::Arch;
 use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
 use crate::leftovers::Leftovers;
@@ -49,6 +51,11 @@ pub(crate) struct Options {
     /// binary of the other agent.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "step", "real_cluster", "kernels", "emulated_cluster"])]
     former_agent: Option<PathBuf>,
+    /// Run only the tests for another processor architecture, by emulation: the agent loads its programs, and packet
+    /// tests. By default, the tests that run single packets, under kernels 6.1 and latest; with `--kernels`, all packet
+    /// tests under the given kernels.
+    #[arg(long, value_name = "ARCHITECTURE", conflicts_with_all = ["real_cluster", "emulated_cluster", "former_agent"])]
+    arch: Option<Arch>,
 }
 
 impl Options {
@@ -59,7 +66,11 @@ impl Options {
 
     /// The kernels under which packet tests run by emulation, the newest kernel last.
     fn emulated_kernels(&self) -> Vec<Kernel> {
-        let default = if self.filter().is_some() { "none" } else { DEFAULT_KERNELS };
+        self.kernels_or(if self.filter().is_some() { "none" } else { DEFAULT_KERNELS })
+    }
+
+    /// The kernels of `--kernels`, or the default kernels, the newest kernel last.
+    fn kernels_or(&self, default: &str) -> Vec<Kernel> {
         let names = self.kernels.clone().unwrap_or_else(|| parse_kernels(default));
         let mut kernels: Vec<Kernel> = names.iter().filter_map(|name| name.0).collect();
         kernels.sort_by_key(|kernel| kernel.age_rank());
@@ -111,7 +122,10 @@ const DEADLINE: Duration = Duration::from_hours(12);
 pub(crate) fn run(options: &Options) -> Result<()> {
     let step = if options.real_cluster { Some(REAL_CLUSTER) } else { options.step.as_deref() };
     let mut tally = Tally::start(step);
-    run_all(options, &mut tally);
+    match options.arch {
+        Some(arch) if !arch.is_native() => foreign::run(options, arch, &mut tally),
+        _ => run_all(options, &mut tally),
+    }
     tally.close(options.filter().or(options.step.as_deref()))
 }
 
