@@ -36,8 +36,9 @@ const ELEMENT_HEADER: u64 = 48;
 /// The size in bytes of the kernel's `struct bucket`.
 const BUCKET: u64 = 16;
 const POINTER: u64 = 8;
-/// The size of a memory page in bytes.
-const PAGE: u64 = 4096;
+/// The size in bytes of a memory page on amd64, and on most arm64 kernels; other arm64 kernels have pages of 16 KiB or
+/// 64 KiB.
+pub const USUAL_PAGE: u64 = 4096;
 /// The number of metadata pages of a ring buffer, besides the pages of its data: the kernel's `RINGBUF_NR_META_PAGES`.
 const RING_BUFFER_PAGES: u64 = 3;
 
@@ -88,6 +89,8 @@ pub struct Machine {
     pub possible_cpus: u32,
     /// The memory of the machine in bytes.
     pub memory: u64,
+    /// The size of a memory page in bytes.
+    pub page: u64,
 }
 
 /// The sizes of the maps that depend on the Node.
@@ -98,6 +101,7 @@ pub struct TableSizes {
     /// The number of entries for which the socket reverse NAT map of each IP family has room.
     pub socket_rnat: u32,
     possible_cpus: u32,
+    page: u64,
 }
 
 impl TableSizes {
@@ -105,9 +109,9 @@ impl TableSizes {
     /// largest for which the machine has at least 24 KiB of memory per flow (three quarters of [`MEMORY_PER_FLOW`]),
     /// and for which all maps and the agent together fit into the memory limit of the chart's container.
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
-        let Machine { possible_cpus, memory } = machine;
+        let Machine { possible_cpus, memory, page } = machine;
         if let MaxFlows::Flows(flows) = max_flows {
-            return Self::with_flows(flows, possible_cpus);
+            return Self::with_flows(flows, possible_cpus, page);
         }
         let by_memory = memory / MEMORY_PER_FLOW;
         let [least, most] = DEFAULT_FLOWS;
@@ -115,14 +119,14 @@ impl TableSizes {
             // Three quarters of `MEMORY_PER_FLOW` are sufficient, because the kernel reports a few percent less memory
             // than the machine has.
             u64::from(*flows) * 3 / 4 <= by_memory
-                && Self::with_flows(*flows, possible_cpus).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
+                && Self::with_flows(*flows, possible_cpus, page).memory() + AGENT_MEMORY <= CONTAINER_LIMIT
         };
         let halves = std::iter::successors(Some(most), |flows| Some(flows / 2)).take_while(|flows| *flows > least);
-        Self::with_flows(halves.into_iter().find(is_possible).unwrap_or(least), possible_cpus)
+        Self::with_flows(halves.into_iter().find(is_possible).unwrap_or(least), possible_cpus, page)
     }
 
-    fn with_flows(flows: u32, possible_cpus: u32) -> Self {
-        Self { flows, socket_rnat: (flows / FLOWS_PER_LOCAL_CLIENT).max(LEAST_SOCKET_RNAT), possible_cpus }
+    fn with_flows(flows: u32, possible_cpus: u32, page: u64) -> Self {
+        Self { flows, socket_rnat: (flows / FLOWS_PER_LOCAL_CLIENT).max(LEAST_SOCKET_RNAT), possible_cpus, page }
     }
 
     /// Returns the `max_entries` with which the agent creates a map: the number of entries in this struct plus the
@@ -143,7 +147,7 @@ impl TableSizes {
         let of_map = |map: &Map| {
             let sizes = map.names.iter().enumerate().map(|(position, name)| {
                 let entries = self.max_entries(name).unwrap_or(map.capacity);
-                memory_of(map, position, entries, self.possible_cpus)
+                memory_of(map, position, entries, self.possible_cpus, self.page)
             });
             sizes.sum::<u64>()
         };
@@ -153,7 +157,7 @@ impl TableSizes {
 
 /// Whether the size of a map depends on the Node.
 pub fn follows_the_node(map: &str) -> bool {
-    TableSizes::with_flows(0, 0).max_entries(map).is_some()
+    TableSizes::with_flows(0, 0, USUAL_PAGE).max_entries(map).is_some()
 }
 
 /// The number of entries that an LRU map with this `max_entries` can hold before the kernel evicts an entry.
@@ -166,8 +170,9 @@ const fn kept_aside(possible_cpus: u32) -> u32 {
 }
 
 /// Returns the memory of one map in bytes. `map` is an entry of the map catalog: one map, or an IPv4 map and an IPv6
-/// map of the same purpose. `position` selects the map: 0 for the only or the IPv4 map, 1 for the IPv6 map.
-pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -> u64 {
+/// map of the same purpose. `position` selects the map: 0 for the only or the IPv4 map, 1 for the IPv6 map. `page` is the
+/// size of a memory page in bytes.
+pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32, page: u64) -> u64 {
     let size = |content: npl_common::catalog::Content| (content.size(position) as u64).next_multiple_of(8);
     let (entries, cpus) = (u64::from(entries), u64::from(possible_cpus));
     // The kernel rounds the number of buckets of a hash table up to a power of two. If the process that creates an
@@ -185,7 +190,7 @@ pub fn memory_of(map: &Map, position: usize, entries: u32, possible_cpus: u32) -
         // Besides data and metadata pages, a ring buffer needs an array of pointers to pages, in which each data page
         // occurs twice because the kernel maps the data twice.
         MapKind::RingBuffer => {
-            entries + RING_BUFFER_PAGES * PAGE + (RING_BUFFER_PAGES + 2 * entries.div_ceil(PAGE)) * POINTER
+            entries + RING_BUFFER_PAGES * page + (RING_BUFFER_PAGES + 2 * entries.div_ceil(page)) * POINTER
         }
     }
 }
@@ -199,7 +204,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn machine(possible_cpus: u32, memory: u64) -> Machine {
-        Machine { possible_cpus, memory }
+        Machine { possible_cpus, memory, page: USUAL_PAGE }
     }
 
     fn auto(possible_cpus: u32, memory: u64) -> TableSizes {
@@ -258,6 +263,18 @@ mod tests {
             assert!(needed(cpus) <= quantity("limits"), "{cpus} CPUs: {}", needed(cpus));
         }
         assert_eq!(auto(768, 4096 * GIB).flows, 262_144, "the container's memory limit does not reduce the default");
+    }
+
+    /// The metadata pages of the ring buffer are the only memory that is larger on a machine with larger pages: three
+    /// pages of 64 KiB instead of 4 KiB, and pointers to fewer data pages.
+    #[test]
+    fn only_the_ring_buffer_depends_on_the_size_of_a_page() {
+        let of = |page| TableSizes::of(Machine { page, ..machine(8, 8 * GIB) }, MaxFlows::Auto);
+        let (usual, large) = (of(USUAL_PAGE), of(64 << 10));
+        assert_eq!(usual.flows, large.flows);
+        assert_eq!(large.memory() - usual.memory(), 3 * (60 << 10) - 2 * (64 - 4) * POINTER);
+        let ring = MAPS.iter().find(|map| map.kind == MapKind::RingBuffer).unwrap();
+        assert_eq!(u64::from(ring.capacity) % (64 << 10), 0, "the kernel requires a multiple of its page size");
     }
 
     proptest! {

@@ -4,9 +4,10 @@
 use std::{fs, sync::OnceLock};
 
 use aya::maps::MapData;
+use nix::unistd::{SysconfVar, sysconf};
 
 use super::error::DatapathError;
-use crate::core::sizes::{self, AGENT_MEMORY, Machine, MaxFlows, TableSizes};
+use crate::core::sizes::{self, AGENT_MEMORY, Machine, MaxFlows, TableSizes, USUAL_PAGE};
 
 const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
 const MEMORY: &str = "/proc/meminfo";
@@ -48,7 +49,8 @@ fn possible_cpus() -> Result<u32, DatapathError> {
 /// smallest default size.
 fn machine() -> Result<Machine, DatapathError> {
     let memory = fs::read_to_string(MEMORY).ok().and_then(|text| total_memory(&text)).unwrap_or_default();
-    Ok(Machine { possible_cpus: possible_cpus()?, memory })
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|bytes| bytes.try_into().ok());
+    Ok(Machine { possible_cpus: possible_cpus()?, memory, page: page.unwrap_or(USUAL_PAGE) })
 }
 
 /// The machine's memory in bytes, from the text of `/proc/meminfo`.
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn maps_that_exceed_the_containers_memory_are_refused_with_a_sufficient_limit() {
-        let machine = Machine { possible_cpus: 4, memory: 64 << 30 };
+        let machine = Machine { possible_cpus: 4, memory: 64 << 30, page: USUAL_PAGE };
         let sizes = TableSizes::of(machine, MaxFlows::Flows(4_000_000));
         let error = check(&sizes, Some(384 * MIB)).unwrap_err();
         let DatapathError::TooLargeForContainer { needed, limit, sufficient, .. } = &error else { panic!("{error}") };

@@ -2,7 +2,7 @@
 //! Renders `sizes.md` from [`crate::core::sizes`].
 
 use super::markdown::{heading, number, table};
-use crate::core::sizes::{AGENT_MEMORY, Machine, MaxFlows, TableSizes};
+use crate::core::sizes::{AGENT_MEMORY, Machine, MaxFlows, TableSizes, USUAL_PAGE};
 
 const CPUS: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 768];
 const GIB: u64 = 1 << 30;
@@ -33,7 +33,8 @@ pub(super) fn body() -> String {
     text += &table(
         &["memory, GiB", "flows of each family", "maps with 8 CPUs, MiB"],
         MEMORY.map(|gib| {
-            let sizes = TableSizes::of(Machine { possible_cpus: 8, memory: gib * GIB }, MaxFlows::Auto);
+            let sizes =
+                TableSizes::of(Machine { possible_cpus: 8, memory: gib * GIB, page: USUAL_PAGE }, MaxFlows::Auto);
             vec![number_of(gib), number_of(sizes.flows.into()), number_of(mib(sizes.memory()))]
         }),
     );
@@ -41,7 +42,7 @@ pub(super) fn body() -> String {
     text += &table(
         &["possible CPUs", "flows of each family", "maps, MiB", &format!("maps and {agent} MiB for the agent")],
         CPUS.map(|possible_cpus| {
-            let sizes = TableSizes::of(Machine { possible_cpus, memory: LARGE }, MaxFlows::Auto);
+            let sizes = TableSizes::of(Machine { possible_cpus, memory: LARGE, page: USUAL_PAGE }, MaxFlows::Auto);
             let memory = sizes.memory();
             let columns = [possible_cpus.into(), sizes.flows.into(), mib(memory), mib(memory + AGENT_MEMORY)];
             columns.map(number_of).to_vec()
@@ -54,7 +55,7 @@ pub(super) fn body() -> String {
         &header,
         CPUS.map(|possible_cpus| {
             let memory = |flows: &u32| {
-                let machine = Machine { possible_cpus, memory: LARGE };
+                let machine = Machine { possible_cpus, memory: LARGE, page: USUAL_PAGE };
                 number_of(mib(TableSizes::of(machine, MaxFlows::Flows(*flows)).memory()))
             };
             [number_of(possible_cpus.into())].into_iter().chain(FLOWS.iter().map(memory)).collect()

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use aya::maps::MapData;
 use aya::util::{KernelVersion, nr_cpus};
+use nix::unistd::{SysconfVar, sysconf};
 use npl_agent::core::sizes::{MaxFlows, memory_of};
 use npl_agent::datapath::{Datapath, Pins};
 use npl_common::catalog::{MAPS, MapKind};
@@ -50,12 +51,13 @@ fn computed_memory_of_each_map_is_what_the_kernel_allocates() {
         return;
     }
     let cpus = u32::try_from(nr_cpus().unwrap()).unwrap();
+    let page = u64::try_from(sysconf(SysconfVar::PAGE_SIZE).unwrap().unwrap()).unwrap();
     with_lab(|_lab| {
         let pins = Pins::new(Path::new(BPFFS));
         for map in MAPS.iter().filter(|map| map.kind != MapKind::LpmTrie) {
             for (position, name) in map.names.iter().enumerate() {
                 let pinned = MapData::from_pin(pins.map(name)).unwrap();
-                let computed = memory_of(map, position, pinned.info().unwrap().max_entries(), cpus);
+                let computed = memory_of(map, position, pinned.info().unwrap().max_entries(), cpus, page);
                 let file = format!("/proc/self/fdinfo/{}", pinned.fd().as_fd().as_raw_fd());
                 let text = fs::read_to_string(file).unwrap();
                 let allocated = text.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap();
