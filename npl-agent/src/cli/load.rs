@@ -17,8 +17,8 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If `CAP_BPF`, `CAP_NET_ADMIN` or the BPF file system is missing, the kernel is older than Linux 5.10, or an agent is
-/// running.
+/// If `CAP_BPF`, `CAP_NET_ADMIN` or the BPF file system is missing, the kernel is older than the oldest supported
+/// one, or an agent is running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
         return print("skipped: this command is useful only with CAP_PERFMON; the agent loads the programs itself\n");

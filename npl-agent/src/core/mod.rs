@@ -26,6 +26,7 @@ pub mod cleanup;
 pub mod devices;
 pub mod doctor;
 pub mod flows;
+pub mod kernel_floor;
 pub mod members;
 pub mod model;
 pub mod networks;

@@ -10,7 +10,7 @@ use aya::{
     programs::{ProgramError, links::LinkError, tc::TcError},
 };
 
-use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
+use crate::core::{devices::HAS_INGRESS_QUEUE, kernel_floor::KernelFloor, model::Frontend};
 
 /// A failed operation on the datapath.
 #[derive(Debug, thiserror::Error)]
@@ -19,12 +19,12 @@ pub enum DatapathError {
     #[error("this npl-agent was built without its kernel programs: build npl-agent with `cargo xtask build`")]
     NoObject,
     /// The kernel is older than the oldest supported release.
-    #[error("kernel {found} is too old: npl-agent needs Linux {needed} or newer")]
+    #[error("kernel {found} is too old: npl-agent needs {needed}")]
     KernelTooOld {
         /// The release of the running kernel.
         found: String,
         /// The oldest supported release.
-        needed: &'static str,
+        needed: KernelFloor,
     },
     /// The process lacks a capability without which no agent can run.
     #[error(

@@ -16,11 +16,9 @@ use super::{error::DatapathError, pins::pin_error};
 use crate::core::{
     devices::planner::ConntrackSettings,
     doctor::{Kernel, Rights},
+    kernel_floor::KernelFloor,
 };
 
-/// The oldest supported kernel, as major and minor version.
-pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
-const KERNEL_FLOOR_TEXT: &str = "5.10";
 /// The first kernel with TCX, that is, with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
 /// The first kernel that applies NPL's translation of the first datagram to all IPv6 UDP datagrams that GRO has joined
@@ -92,10 +90,11 @@ pub fn kernel_facts() -> Kernel {
         |_unreadable| "of unknown version".to_owned(),
         |name| name.release().to_string_lossy().into_owned(),
     );
+    let needed = KernelFloor::of(std::env::consts::ARCH);
     Kernel {
         release,
-        needed: KERNEL_FLOOR_TEXT,
-        is_new_enough: is_at_least(KERNEL_FLOOR),
+        needed,
+        is_new_enough: is_at_least(needed.version),
         has_tcx: has_tcx(),
         translates_fraglists: KernelVersion::current().is_ok_and(translates_fraglists),
     }

@@ -18,7 +18,7 @@ const FACTS: [Fact; 3] = [
     Fact { name: "Rust version", file: "rust-toolchain.toml", before: "channel = \"", documents: &["CONTRIBUTING.md"] },
     Fact {
         name: "oldest kernel",
-        file: "npl-agent/src/datapath/preflight.rs",
+        file: "npl-agent/src/core/kernel_floor.rs",
         before: "KERNEL_FLOOR_TEXT: &str = \"",
         documents: &["README.md", "ARCHITECTURE.md"],
     },

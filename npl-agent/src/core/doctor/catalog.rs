@@ -46,10 +46,10 @@ macro_rules! checks {
 
 checks! {
     kernel: "Does NPL support the running kernel?"
-        Ok "The kernel is Linux 5.10 or newer.",
-        Failed "The kernel is older than Linux 5.10.";
+        Ok "The kernel is Linux 5.10 or newer; on arm64, Linux 6.1 or newer.",
+        Failed "The kernel is older than Linux 5.10; on arm64, older than Linux 6.1.";
         effect "The programs do not load, and no node port is served.",
-        action "Run Linux 5.10 or newer.";
+        action "Run Linux 5.10 or newer; on arm64, Linux 6.1 or newer.";
     btf: "Does the kernel have BTF?"
         Ok "The file `/sys/kernel/btf/vmlinux` exists.",
         Warning "The file `/sys/kernel/btf/vmlinux` is missing.";

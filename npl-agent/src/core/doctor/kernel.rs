@@ -15,7 +15,7 @@ pub(super) fn version(kernel: &Kernel) -> Finding {
         return Finding::ok(key, found);
     }
     let needed = kernel.needed;
-    let advice = format!("the programs do not load and no node port is served: run Linux {needed} or newer");
+    let advice = format!("the programs do not load and no node port is served: run {needed}");
     Finding::failed(key, found, advice)
 }
 

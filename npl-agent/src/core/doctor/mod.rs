@@ -29,6 +29,7 @@ use super::{
         redirect::Forwarding,
         reply_routing::{Marking, Routing},
     },
+    kernel_floor::KernelFloor,
     model::{Family, PodPort, Protocol, settings::PortRange},
     networks::{Role, RuleNames},
     pages,
@@ -91,8 +92,8 @@ pub struct Facts {
 pub struct Kernel {
     /// The release of the running kernel, such as `6.12.0`.
     pub release: String,
-    /// The oldest release that NPL supports.
-    pub needed: &'static str,
+    /// The oldest release that NPL supports on this machine's architecture.
+    pub needed: KernelFloor,
     /// Whether NPL supports the running kernel.
     pub is_new_enough: bool,
     /// Whether the running kernel supports TCX.

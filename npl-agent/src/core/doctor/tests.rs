@@ -28,7 +28,7 @@ pub(super) fn well() -> Facts {
     Facts {
         kernel: Kernel {
             release: "6.12.0".to_owned(),
-            needed: "5.10",
+            needed: KernelFloor::of("x86_64"),
             is_new_enough: true,
             has_tcx: true,
             translates_fraglists: false,
@@ -171,6 +171,13 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
 fn a_missing_kernel_feature_is_reported() {
     check(&[
         (|it| it.kernel.is_new_enough = false, "kernel", State::Failed, "Linux 6.12.0", "run Linux 5.10 or newer"),
+        (
+            |it| (it.kernel.is_new_enough, it.kernel.needed) = (false, KernelFloor::of("aarch64")),
+            "kernel",
+            State::Failed,
+            "Linux 6.12.0",
+            "run Linux 6.1 or newer (arm64 kernels before 6.0 refuse",
+        ),
         (|it| it.has_btf = false, "btf", State::Warning, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF"),
         (
             |it| it.is_bpffs_mounted = false,
