@@ -126,7 +126,7 @@ async fn provoke(path: &str, status: &str) -> Response {
     }
 }
 
-/// Checks the content type and the body of an answer against `response`, a part of the OpenAPI description.
+/// Checks the content type and the body of an answer against `response`, a part of the `OpenAPI` description.
 async fn expect_described(description: &Value, response: &Value, answer: Response, request: &str) {
     let Some(contents) = response["content"].as_object() else {
         return assert_eq!(text(answer).await, "", "{request}: the description has no content");

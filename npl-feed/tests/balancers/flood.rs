@@ -122,5 +122,6 @@ fn idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients() 
                 format!("npl_feed_refused_connections_total{{interface=\"{interface}\",reason=\"connections\"}}");
             assert!(metrics.contains(&refused), "{interface}: {metrics}");
         }
+        drop(idle);
     });
 }

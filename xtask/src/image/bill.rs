@@ -79,7 +79,7 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{of, write};
+    use super::{Arch, of, write};
     use crate::build;
 
     fn names(bill: &Value) -> Vec<&str> {
@@ -116,7 +116,9 @@ mod tests {
 
     #[test]
     fn the_image_of_the_feed_has_a_bill_of_its_own() {
-        let bill = |program| -> Value { serde_json::from_slice(&fs::read(write(program).unwrap()).unwrap()).unwrap() };
+        let bill = |program| -> Value {
+            serde_json::from_slice(&fs::read(write(program, Arch::native()).unwrap()).unwrap()).unwrap()
+        };
         let has = |bill: &Value, name: &str| names(bill).iter().any(|it| it.starts_with(&format!("pkg:cargo/{name}@")));
         let (agent, feed) = (bill(build::AGENT), bill(build::FEED));
         assert_eq!(feed["metadata"]["component"]["name"], "npl-feed");

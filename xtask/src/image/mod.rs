@@ -161,8 +161,6 @@ mod tests {
         assert!(error.starts_with("npl-feed.oci.tar has 15000001 bytes, and the limit is 15000000: "), "{error}");
     }
 
-    use super::{Arch, marked};
-
     #[test]
     fn an_archive_is_named_after_its_architectures_unless_it_is_only_for_this_machine() {
         let of = |archs: &[Arch]| marked("a", archs.iter().copied());
