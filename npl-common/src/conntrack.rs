@@ -27,7 +27,7 @@
 //! | established | Pod: RST, if the Pod has sent only its SYN-ACK | absent | remove |
 //! | established | Pod: any other packet | established; flags added | refresh |
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
-//! | established | client: packet for another generation of the Pod, or datagram to another NAT address | established; no flags | replace |
+//! | established | client: packet for another generation of the Pod, or datagram to another NAT address | established; only the packet's flags | replace |
 //! | established | client: segment to another NAT address | established | keep |
 //! | established | eviction of the flow table's entry | requested | open |
 //! | established | removal of the flow table's entry by the agent | replied | store |
@@ -49,8 +49,7 @@
 //! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
 //!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
-//!   acknowledgement number, and the equivalent SCTP chunk only if its packet has the verification tag of the
-//!   association: [`is_proven_by`].
+//!   acknowledgement number: [`is_near_acknowledgement`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
@@ -337,33 +336,8 @@ pub const CLOSING_WINDOW: u32 = 1 << 19;
 /// RST.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
+pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
     is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
-}
-
-/// The number of a client's segment that the flow table's entry records when the segment establishes the flow
-/// ([`crate::flow::FlowState::pod_acknowledgement`]): the sequence number in TCP, and the verification tag in SCTP.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-pub const fn recorded_number(protocol: u8, segment: Segment) -> u32 {
-    match protocol {
-        protocol::TCP => segment.sequence(),
-        protocol::SCTP => segment.acknowledgement(),
-        _ => 0,
-    }
-}
-
-/// Whether a client's segment is proven to belong to the established flow whose entry has the number `recorded`. After
-/// the INIT, all packets of an SCTP client have the same verification tag, except an ABORT or SHUTDOWN COMPLETE with
-/// the T bit. Earlier builds recorded 0 for SCTP, so every tag matches an entry with the number 0.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-pub const fn is_proven_by(recorded: u32, protocol: u8, segment: Segment) -> bool {
-    match protocol {
-        protocol::TCP => is_near_acknowledgement(segment.sequence(), recorded),
-        protocol::SCTP => recorded == 0 || segment.acknowledgement() == recorded,
-        _ => true,
-    }
 }
 
 /// Whether `a` is less than `window` ahead of `b`, or at most `window` behind `b`, modulo 2^32.
@@ -755,18 +729,6 @@ mod tests {
     }
 
     #[test]
-    fn an_sctp_packet_is_proven_by_the_recorded_tag_only() {
-        let packet = |tag| Segment::new(0, tag, RST);
-        let recorded = recorded_number(SCTP, packet(0x1234_5678));
-        for (tag, is_proven) in [(0x1234_5678, true), (0x1234_5679, false), (0, false)] {
-            assert_eq!(is_proven_by(recorded, SCTP, packet(tag)), is_proven, "{tag:#x}");
-        }
-        assert!(is_proven_by(0, SCTP, packet(1)), "an entry of an earlier build has no tag");
-        assert!(!is_proven_by(recorded_number(TCP, Segment::new(1 << 20, 0, ACK)), TCP, packet(0)));
-        assert_eq!(recorded_number(UDP, Segment::DATAGRAM), 0);
-    }
-
-    #[test]
     fn an_absent_or_refused_entry_never_times_out() {
         for phase in [Phase::ABSENT, Phase::REFUSED] {
             let silence = Event::Silence { ns: u64::MAX, protocol: TCP, is_crowded: true };
@@ -929,9 +891,9 @@ mod tests {
             }
         }
 
-        /// [`Numbers::admit`] accepts a Pod's segment exactly if its sequence number is within [`Numbers::WINDOW`] of
-        /// the client's acknowledgement number, and its acknowledgement number within [`Numbers::WINDOW`] of the
-        /// client's sequence number.
+        /// [`Numbers::admit`] accepts a Pod's segment with the flag ACK if and only if the segment's sequence number is
+        /// within [`Numbers::WINDOW`] of the client's acknowledgement number, and the segment's acknowledgement number
+        /// is within [`Numbers::WINDOW`] of the client's sequence number.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

@@ -9,8 +9,8 @@
 
 use npl_common::{
     conntrack::{
-        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_proven_by, mid_stream_key,
-        reply_key, step,
+        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
+        mid_stream_key, reply_key, step,
     },
     flow::FlowState,
     half_open,
@@ -459,7 +459,8 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
-        let is_proven = is_proven_by(field!(state, pod_acknowledgement).load(), self.protocol, segment);
+        let is_proven = self.protocol != protocol::TCP
+            || is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 

@@ -3,8 +3,9 @@
 //! at the same time.
 
 use npl_common::{
-    conntrack::{Action, Event, Segment, State, recorded_number, step},
+    conntrack::{Action, Event, Segment, State, step},
     flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
+    mapping::protocol,
 };
 
 use super::{maps::Family, tuple::NatAddress};
@@ -66,9 +67,9 @@ pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, 
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        // For TCP, the entry contains the client's sequence number until a refresh records the Pod's acknowledgement
-        // number.
-        pod_acknowledgement: recorded_number(protocol, segment),
+        // The entry contains the client's sequence number in place of the Pod's acknowledgement number, until a refresh
+        // records the Pod's acknowledgement number.
+        pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
         node_port: nat.port,
         client_tcp_flags: segment.flags,
         pod_tcp_flags: 0,
