@@ -2,8 +2,8 @@
 //! Limits the memory for answers that clients do not read and for requests that clients do not complete.
 //!
 //! A client that closes its HTTP/2 flow-control windows reads no answer, although its TCP connection makes progress, so
-//! [`crate::stall`] does not end the connection. Many such clients could each keep a different version of an answer in
-//! memory.
+//! [`crate::stall`] does not end the connection. Many such clients could each make the feed keep a different
+//! version of an answer in its memory.
 
 use std::{
     collections::{BTreeMap, HashMap},

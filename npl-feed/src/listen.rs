@@ -22,7 +22,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::watch,
-    task::AbortHandle,
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 use tokio_rustls::{
@@ -176,9 +176,9 @@ impl Listener {
                 }
             };
             let refusal = if access::admits(allowed, peer.ip()) {
-                self.spawn(stream, &router, &mut open).then_some(ClientRefusal::Connections)
+                self.spawn(stream, &router, &mut open).await.then_some(ClientRefusal::Connections)
             } else if let Some(probes) = &probes {
-                open_probes.make_room(|()| true);
+                open_probes.make_room(|()| true).await;
                 open_probes.spawn((), timeout(PROBE, self.connection(stream, &self.client(), probes.clone())));
                 None
             } else {
@@ -196,10 +196,10 @@ impl Listener {
 
     /// Serves the connection of an admitted client. Returns whether this connection or another one was closed, because
     /// the interface has its maximum number of connections. An open xDS stream is not ended for a new connection.
-    fn spawn(&self, stream: TcpStream, router: &Router, open: &mut NewestConnections<Connection>) -> bool {
+    async fn spawn(&self, stream: TcpStream, router: &Router, open: &mut NewestConnections<Connection>) -> bool {
         let room = match self.interface {
-            Interface::Http => open.make_room(|_any| true),
-            Interface::Xds => open.make_room(|client| !client.has_streams()),
+            Interface::Http => open.make_room(|_any| true).await,
+            Interface::Xds => open.make_room(|client| !client.has_streams()).await,
         };
         if room != Room::None {
             let client = self.client();
@@ -235,7 +235,7 @@ impl Listener {
 /// The tasks of connections with a value each, the oldest first.
 pub(crate) struct NewestConnections<T> {
     limit: usize,
-    tasks: VecDeque<(AbortHandle, T)>,
+    tasks: VecDeque<(JoinHandle<()>, T)>,
 }
 
 /// The room for a further connection.
@@ -254,13 +254,13 @@ impl<T> NewestConnections<T> {
         Self { limit, tasks: VecDeque::new() }
     }
 
-    /// Makes room for a further task: if the number of running tasks has reached the limit, aborts the oldest task
-    /// whose value meets the condition.
-    pub(crate) fn make_room(&mut self, may_close: impl Fn(&T) -> bool) -> Room {
+    /// Makes room for a further task: if the number of running tasks has reached the limit, ends the oldest task whose
+    /// value meets the condition.
+    pub(crate) async fn make_room(&mut self, may_close: impl Fn(&T) -> bool) -> Room {
         self.tasks.retain(|(task, _)| !task.is_finished());
         if self.tasks.len() < self.limit {
             Room::Free
-        } else if self.close_oldest(may_close) {
+        } else if self.close_oldest(may_close).await {
             Room::Made
         } else {
             Room::None
@@ -269,14 +269,17 @@ impl<T> NewestConnections<T> {
 
     /// Starts the task of a connection. The caller makes room first.
     pub(crate) fn spawn<R: Send + 'static>(&mut self, value: T, connection: impl Future<Output = R> + Send + 'static) {
-        self.tasks.push_back((tokio::spawn(connection).abort_handle(), value));
+        let task = tokio::spawn(async move { drop(connection.await) });
+        self.tasks.push_back((task, value));
     }
 
-    /// Aborts the oldest task whose value meets the condition. Returns whether a task was aborted.
-    fn close_oldest(&mut self, may_close: impl Fn(&T) -> bool) -> bool {
+    /// Ends the oldest task whose value meets the condition. Returns whether there was such a task.
+    async fn close_oldest(&mut self, may_close: impl Fn(&T) -> bool) -> bool {
         let oldest = self.tasks.iter().position(|(task, value)| !task.is_finished() && may_close(value));
         let Some((task, _)) = oldest.and_then(|position| self.tasks.remove(position)) else { return false };
         task.abort();
+        // The connection has its file descriptor until the task has ended.
+        drop(task.await);
         true
     }
 }

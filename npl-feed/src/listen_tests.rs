@@ -16,7 +16,6 @@ use prost::{Message as _, Name as _};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
-    task::JoinHandle,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, transport::Channel};
@@ -189,6 +188,22 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
     timeout(PATIENCE, used_again).await.unwrap();
     drop((open, last));
     task.abort();
+}
+
+/// Otherwise, connections that are accepted at once could need more file descriptors than the limits allow.
+#[tokio::test]
+async fn a_closed_connection_has_ended_before_another_takes_its_room() {
+    let mut open = NewestConnections::new(1);
+    let descriptor = Arc::new(());
+    for expected in [Room::Free, Room::Made, Room::Made] {
+        assert_eq!(open.make_room(|()| true).await, expected);
+        assert_eq!(Arc::strong_count(&descriptor), 1, "a connection still has its descriptor");
+        let held = Arc::clone(&descriptor);
+        open.spawn((), async move {
+            std::future::pending::<()>().await;
+            drop(held);
+        });
+    }
 }
 
 /// The kubelet probes the HTTP interface. If long polls could occupy all connections, the kubelet would restart the

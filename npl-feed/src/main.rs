@@ -48,7 +48,8 @@ fn connection_limits() -> ConnectionLimits {
             http = connections.http,
             xds = connections.xds,
             dns = connections.dns,
-            "the limit of open files reduces the number of connections: raise LimitNOFILE of the container runtime to {}",
+            probes = connections.probes,
+            "the limit of open files reduces the number of connections: raise LimitNOFILE of the container runtime to at least {}",
             ConnectionLimits::OPEN_FILES
         );
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ends connections that accept no further data, because the client stops reading. Without a limit, many clients could
-//! each keep a different version of an answer in memory.
+//! Ends connections that accept no data for [`LIMIT`], because the client has stopped reading. Without this time limit,
+//! many such clients could each make the feed keep a different version of an answer in its memory.
 
 use std::{
     io::{self, IoSlice},

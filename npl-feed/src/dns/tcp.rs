@@ -49,7 +49,7 @@ pub(super) async fn serve(listener: TcpListener, handler: Handler, limit: usize)
             }
         };
         let refusal = if access::admits(&handler.allowed, peer.ip()) {
-            let room = open.make_room(|()| true);
+            let room = open.make_room(|()| true).await;
             open.spawn((), connection(stream, peer, handler.clone()));
             (room == Room::Made).then_some(ClientRefusal::Connections)
         } else {

@@ -107,7 +107,7 @@ fn idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients() 
     let test = "flood::idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients";
     network::inside(test, || {
         npl_testkit::process::allow_open_files(4 * FEW_FILES as u64).unwrap();
-        let _cluster = LargeCluster::with_open_files(&format!("{FEW_FILES}:{FEW_FILES}"));
+        let cluster = LargeCluster::with_open_files(&format!("{FEW_FILES}:{FEW_FILES}"));
         let mut idle = Vec::new();
         for address in [XDS, FEED, DNS] {
             idle.extend((0..FEW_FILES).map(|_| TcpStream::connect(address).unwrap()));
@@ -123,5 +123,7 @@ fn idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients() 
             assert!(metrics.contains(&refused), "{interface}: {metrics}");
         }
         drop(idle);
+        let log = cluster.log();
+        assert!(!log.contains("accept() failed"), "{log}");
     });
 }

@@ -157,7 +157,7 @@ pub(crate) struct LargeCluster {
     pub(crate) process: PathBuf,
     _feed: Running,
     _runtime: Runtime,
-    _folder: scene::Folder,
+    folder: scene::Folder,
 }
 
 impl LargeCluster {
@@ -185,7 +185,12 @@ impl LargeCluster {
         let feed = api_server::start(&folder, "npl-feed", command.arg("--kubeconfig").arg(&kubeconfig));
         let expected = format!("npl_feed_members {MEMBERS}\n");
         api_server::until("all members", || api_server::get("/metrics").filter(|(_, text)| text.contains(&expected)));
-        Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, _folder: folder }
+        Self { process: process_with(&kubeconfig), _feed: feed, _runtime: runtime, folder }
+    }
+
+    /// The log of the feed.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("npl-feed.log")).unwrap()
     }
 
     /// The largest resident memory that the feed has had, in KiB. In a debug build, without the pages of the program's
