@@ -3,6 +3,8 @@
 //! without this capability. The command opens no network connection, so no process with this capability reads remote
 //! input.
 
+use std::time::Duration;
+
 use anyhow::bail;
 
 use super::{print, report_error};
@@ -11,6 +13,10 @@ use crate::{
     datapath::{Datapath, preflight},
     process::lock::{self, LockError},
 };
+
+/// How long the command waits for the end of an agent. If a Node joins another group of Nodes, Kubernetes starts the
+/// Pod of one DaemonSet while the Pod of the other one ends.
+const PREVIOUS_AGENT: Duration = Duration::from_secs(10);
 
 /// Loads and pins every program that an agent on this Node may need. Programs that are already pinned are not loaded
 /// again. Without `CAP_PERFMON`, loads nothing.
@@ -27,7 +33,7 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
         preflight::mount_bpffs(&args.bpffs)?;
     }
     preflight::check(&args.bpffs)?;
-    let _lock = match lock::take(&args.bpffs) {
+    let _lock = match lock::take_within(&args.bpffs, PREVIOUS_AGENT) {
         Err(LockError::AlreadyRunning) => {
             bail!(
                 "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init \

@@ -60,6 +60,15 @@ pub struct Lock {
 ///
 /// If another process holds the lock, or if this process is not permitted to create or open the directory.
 pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
+    take_within(bpffs, Duration::ZERO)
+}
+
+/// Like [`take`], but waits for a time until the other process ends.
+///
+/// # Errors
+///
+/// As [`take`].
+pub fn take_within(bpffs: &Path, limit: Duration) -> Result<Lock, LockError> {
     let folder = bpffs.join(PIN_ROOT);
     let started = Instant::now();
     loop {
@@ -67,6 +76,7 @@ pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
             Ok(Some(lock)) => return Ok(lock),
             Ok(None) if started.elapsed() < PATIENCE => thread::sleep(PAUSE),
             Ok(None) => return Err(LockError::AlreadyRunning),
+            Err(source) if is_held(&source) && started.elapsed() < limit => thread::sleep(PAUSE),
             Err(source) if is_held(&source) => return Err(LockError::AlreadyRunning),
             Err(source) => return Err(LockError::Folder { folder, source }),
         }
@@ -127,11 +137,12 @@ mod tests {
         process,
         sync::atomic::{AtomicBool, Ordering},
         thread,
+        time::Duration,
     };
 
     use npl_common::names::PIN_ROOT;
 
-    use super::{LockError, is_taken, take};
+    use super::{LockError, is_taken, take, take_within};
 
     /// A directory in place of a BPF file system, which is removed when this value is dropped.
     struct Folder(PathBuf);
@@ -168,6 +179,19 @@ mod tests {
         drop(lock);
         assert!(!is_taken(&folder.0));
         take(&folder.0).unwrap();
+    }
+
+    #[test]
+    fn a_process_can_wait_for_the_end_of_the_previous_one() {
+        let folder = Folder::new("wait");
+        let lock = take(&folder.0).unwrap();
+        thread::scope(|scope| {
+            let next = scope.spawn(|| take_within(&folder.0, Duration::from_mins(5)).map(drop));
+            assert!(matches!(take_within(&folder.0, Duration::from_millis(20)), Err(LockError::AlreadyRunning)));
+            assert!(!next.is_finished());
+            drop(lock);
+            next.join().unwrap().unwrap();
+        });
     }
 
     #[test]
