@@ -48,7 +48,7 @@ impl Arch {
         }
     }
 
-    /// The Rust target of the agent and of the programs that are built with it.
+    /// The Rust target triple of the agent, npl-feed and the programs of npl-testkit.
     pub(crate) fn target(self) -> String {
         format!("{}-unknown-linux-gnu", self.in_rust())
     }

@@ -21,8 +21,9 @@ pub(crate) struct Options {
 /// Features of the kernel programs and of the agent that loads them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Features {
-    /// Features of the build. With `trace`, the kernel programs log each verdict and the agent prints the logs; use
-    /// such a build only to investigate a problem on one Node.
+    /// Features of the build. With `trace`, the kernel programs log the verdict on each packet that they translate, drop
+    /// or count under a reason, and the agent prints the logs; use such a build only to investigate a problem on one
+    /// Node.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     features: Vec<Feature>,
 }
@@ -62,7 +63,7 @@ pub(crate) fn build() -> Result<PathBuf> {
 pub(crate) fn build_trace() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();
-    process::say("kernel programs: compiling them with logs of each verdict");
+    process::say("kernel programs: compiling the trace build, which logs verdicts");
     process::run(toolchain.cargo("build", &target_dir)?.args(["--bin", "npl", "--features", "trace"]))?;
     let object = paths::trace_object();
     install(&target_dir.join("bpfel-unknown-none").join("ebpf").join("npl"), &object)?;
@@ -154,7 +155,7 @@ fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
     let uses = kernel_object::functions(bytes).and_then(|functions| bytecode::uses(&functions));
     let uses = uses.with_context(|| format!("read the programs of {}", object.display()))?;
     process::say(&format!(
-        "{}: {} bytes; instructions and stack, called functions included",
+        "{}: {} bytes. The instruction counts and stack sizes of its programs include the functions that they call:",
         paths::shown(object),
         bytes.len()
     ));

@@ -166,6 +166,7 @@ fn the_feed_serves_the_port_ranges_of_all_groups() {
     let own = ("config.portRange", "\"20000-22299\"");
     assert_eq!(range(&[]), None);
     assert_eq!(range(&[own]).as_deref(), Some("20000-22299"));
+    assert_eq!(range(&[("config.portRange", "\"01024-02000\"")]).as_deref(), Some("1024-2000"));
     assert_eq!(range(&[("nodeGroups", GROUPS)]).as_deref(), Some("40000-63000"));
     assert_eq!(range(&[("nodeGroups", GROUPS), own]).as_deref(), Some("20000-63000"));
     let without_range = r#"[{"name":"a","nodeLabel":{"key":"k","values":["v"]},"config":{"resync":"10s"}}]"#;

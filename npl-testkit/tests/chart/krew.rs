@@ -10,7 +10,11 @@ use anyhow::{Context as _, Result};
 use npl_testkit::run::Run;
 use npl_testkit::tools;
 
-const ARCHIVE: &str = "kubectl-npl-linux-amd64.tar.gz";
+/// The name of the archive for this machine.
+fn archive() -> String {
+    let arch = if env::consts::ARCH == "aarch64" { "arm64" } else { "amd64" };
+    format!("kubectl-npl-linux-{arch}.tar.gz")
+}
 
 /// Returns the path of the folder in a variable that `cargo xtask test` sets.
 fn folder(variable: &str) -> PathBuf {
@@ -46,10 +50,12 @@ fn krew_installs_the_plugin_without_network_and_kubectl_runs_it() {
     let root = run.file("krew");
     let error = kubectl_npl(&root, "--help").unwrap_err().to_string();
     assert!(error.contains("unknown command \"npl\""), "{error}");
-    install(&root, &packed().join(ARCHIVE)).unwrap();
+    install(&root, &packed().join(archive())).unwrap();
     let installed = root.join("store/npl").join(concat!("v", env!("CARGO_PKG_VERSION")));
-    let license = fs::read(tools::repository_file("LICENSE")).unwrap();
-    assert!(fs::read(installed.join("LICENSE")).unwrap() == license, "{} has another license", installed.display());
+    for (name, source) in [("LICENSE", "LICENSE"), ("LICENSE-GPL2", "npl-ebpf/LICENSE-GPL2")] {
+        let license = fs::read(tools::repository_file(source)).unwrap();
+        assert!(fs::read(installed.join(name)).unwrap() == license, "{name} in {} differs", installed.display());
+    }
     let help = kubectl_npl(&root, "--help").unwrap();
     for words in ["kubectl npl", "mappings", "members", "check"] {
         assert!(help.contains(words), "`{words}` is missing from {help}");
@@ -61,10 +67,10 @@ fn krew_installs_the_plugin_without_network_and_kubectl_runs_it() {
 #[test]
 fn krew_refuses_an_archive_with_other_bytes_than_those_of_the_manifest() {
     let run = Run::start().unwrap();
-    let archive = run.file(ARCHIVE);
-    let mut bytes = fs::read(packed().join(ARCHIVE)).unwrap();
+    let changed = run.file(&archive());
+    let mut bytes = fs::read(packed().join(archive())).unwrap();
     bytes.push(0);
-    fs::write(&archive, bytes).unwrap();
-    let error = install(&run.file("krew"), &archive).unwrap_err().to_string();
+    fs::write(&changed, bytes).unwrap();
+    let error = install(&run.file("krew"), &changed).unwrap_err().to_string();
     assert!(error.contains("checksum does not match"), "{error}");
 }

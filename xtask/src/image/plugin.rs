@@ -16,8 +16,9 @@ use crate::{paths, process};
 /// The name of the plug-in's binary. kubectl runs this binary for `kubectl npl`.
 const PROGRAM: &str = "kubectl-npl";
 
-/// The license, which the krew index requires in each archive.
-const LICENSE: &str = "LICENSE";
+/// The licenses of the binary, with their paths in the repository and in the archive. The krew index requires `LICENSE`;
+/// the kernel programs in the binary are under the GPL.
+const LICENSES: [(&str, &str); 2] = [("LICENSE", "LICENSE"), ("npl-ebpf/LICENSE-GPL2", "LICENSE-GPL2")];
 
 /// The template of the manifest.
 const TEMPLATE: &str = "deploy/krew/npl.yaml";
@@ -43,22 +44,26 @@ fn pack_into(folder: &Path, agent: &Path) -> Result<PathBuf> {
     let root = folder.join("root");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
     strip(Arch::native(), agent, &root.join(PROGRAM))?;
-    fs::copy(paths::root().join(LICENSE), root.join(LICENSE)).context("copy the license")?;
-    for (file, mode) in [(PROGRAM, 0o755), (LICENSE, 0o644)] {
+    for (source, name) in LICENSES {
+        fs::copy(paths::root().join(source), root.join(name)).with_context(|| format!("copy {source}"))?;
+    }
+    let files = [PROGRAM].into_iter().chain(LICENSES.map(|(_, name)| name));
+    for (file, mode) in files.clone().zip([0o755, 0o644, 0o644]) {
         let permissions = fs::Permissions::from_mode(mode);
         fs::set_permissions(root.join(file), permissions).with_context(|| format!("set the mode of {file}"))?;
     }
     let uncompressed = folder.join(format!("{PROGRAM}-linux-{}.tar", Arch::native()));
-    process::ask(tar(&uncompressed, &root).args([PROGRAM, LICENSE]))?;
+    process::ask(tar(&uncompressed, &root).args(files))?;
     process::ask(Command::new("gzip").args(["--no-name", "--force"]).arg(&uncompressed))?;
     Ok(uncompressed.with_extension("tar.gz"))
 }
 
-/// Fills in the version and the hash of the archive, and removes the comment about the template.
+/// Fills in the version, the architecture and the hash of the archive, and removes the comment about the template.
 fn manifest(template: &str, digest: &str) -> Result<String> {
     let mut text: String =
         template.lines().filter(|line| !line.starts_with('#')).flat_map(|line| [line, "\n"]).collect();
-    for (placeholder, content) in [("VERSION", concat!("v", env!("CARGO_PKG_VERSION"))), ("SHA256", digest)] {
+    let version = concat!("v", env!("CARGO_PKG_VERSION"));
+    for (placeholder, content) in [("VERSION", version), ("ARCH", Arch::native().name()), ("SHA256", digest)] {
         ensure!(text.contains(placeholder), "{TEMPLATE} does not contain {placeholder}");
         text = text.replace(placeholder, content);
     }
@@ -70,11 +75,11 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use super::{manifest, pack_into};
+    use super::{Arch, manifest, pack_into};
     use crate::{paths, process};
 
     #[test]
-    fn two_packs_of_one_plugin_have_the_same_bytes_and_contain_the_license() {
+    fn two_packs_of_one_plugin_have_the_same_bytes_and_contain_the_licenses() {
         let pack = |name: &str| {
             let folder = paths::target_dir().join(name);
             let archive = pack_into(&folder, Path::new("/bin/true")).unwrap();
@@ -88,7 +93,7 @@ mod tests {
         assert!(first == second);
         let entries: Vec<(&str, &str)> =
             listed.lines().map(|line| (line.split(' ').next().unwrap(), line.rsplit(' ').next().unwrap())).collect();
-        assert_eq!(entries, [("-rwxr-xr-x", "kubectl-npl"), ("-rw-r--r--", "LICENSE")]);
+        assert_eq!(entries, [("-rwxr-xr-x", "kubectl-npl"), ("-rw-r--r--", "LICENSE"), ("-rw-r--r--", "LICENSE-GPL2")]);
     }
 
     #[test]
@@ -99,7 +104,10 @@ mod tests {
         let has = |line: &str| text.lines().any(|it| it.trim() == line);
         assert!(has(concat!("version: v", env!("CARGO_PKG_VERSION"))), "{text}");
         assert!(has("sha256: d1ge57"), "{text}");
-        assert!(text.contains(concat!("/v", env!("CARGO_PKG_VERSION"), "/kubectl-npl-linux-amd64.tar.gz")), "{text}");
-        assert!(manifest("version: VERSION", "d1ge57").unwrap_err().to_string().contains("SHA256"));
+        let arch = Arch::native().name();
+        assert!(has(&format!("arch: {arch}")), "{text}");
+        let archive = format!("/v{}/kubectl-npl-linux-{arch}.tar.gz", env!("CARGO_PKG_VERSION"));
+        assert!(text.contains(&archive), "{text}");
+        assert!(manifest("version: VERSION, ARCH", "d1ge57").unwrap_err().to_string().contains("SHA256"));
     }
 }

@@ -69,12 +69,14 @@ fn load(arch: Arch, kernel: Kernel, agent: &Path) -> Result<()> {
     command.args(["load", "--mount-bpffs"]);
     let mut guest = Guest::for_packets(arch, kernel, command);
     guest.name.push_str("-load");
-    let mut has_loaded = false;
+    let (mut has_loaded, mut is_refused) = (false, false);
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         println!("    {:>6} | {line}", guest.name);
         has_loaded |= line.starts_with("loaded ");
+        // `load` reports a refused program, and exits with 0.
+        is_refused |= line.starts_with("npl-agent: ");
     })?;
-    ensure!(is_success && has_loaded, "the agent has not loaded its programs: its output is above");
+    ensure!(is_success && has_loaded && !is_refused, "the agent has not loaded all programs: its output is above");
     Ok(())
 }
 

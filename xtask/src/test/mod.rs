@@ -54,7 +54,7 @@ pub(crate) struct Options {
     /// Run only the tests for another processor architecture, by emulation: the agent loads its programs, and packet
     /// tests. By default, the tests that run single packets, under kernels 6.1 and latest; with `--kernels`, all packet
     /// tests under the given kernels.
-    #[arg(long, value_name = "ARCHITECTURE", conflicts_with_all = ["real_cluster", "emulated_cluster", "former_agent"])]
+    #[arg(long, value_name = "ARCHITECTURE", conflicts_with_all = ["real_cluster", "emulated_cluster", "former_agent", "load_kernels"])]
     arch: Option<Arch>,
 }
 
@@ -160,7 +160,7 @@ fn ready<T>(product: &Result<T, NotReady>) -> Result<&T, NotReady> {
     product.as_ref().map_err(|missing| *missing)
 }
 
-/// Runs the unit tests of xtask, which are compiled separately from the tests of the crates.
+/// Runs the unit tests of xtask, which are compiled separately from the tests of the other crates.
 fn run_own_tests(options: &Options, tally: &mut Tally) {
     let name = "unit tests of xtask";
     let mut command = check::own_tests();

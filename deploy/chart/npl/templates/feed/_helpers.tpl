@@ -85,12 +85,12 @@ the agents' default.
 {{- end -}}
 {{- if or $ranges .Values.config.portRange -}}
 {{- $first := .Values.config.portRange | default "61000-62000" | splitList "-" -}}
-{{- $start := index $first 0 | int -}}
-{{- $end := index $first 1 | int -}}
+{{- $start := index $first 0 | atoi -}}
+{{- $end := index $first 1 | atoi -}}
 {{- range $ranges -}}
 {{- $ends := splitList "-" . -}}
-{{- $start = min $start (index $ends 0 | int) -}}
-{{- $end = max $end (index $ends 1 | int) -}}
+{{- $start = min $start (index $ends 0 | atoi) -}}
+{{- $end = max $end (index $ends 1 | atoi) -}}
 {{- end -}}
 {{ $start }}-{{ $end }}
 {{- end -}}
