@@ -13,7 +13,8 @@ use crate::core::{
     op::Op,
 };
 
-/// The delay after the first failure. The delay doubles with each further failure, up to [`LONGEST_WAIT`].
+/// The shortest delay after the first failure. The shortest delay doubles with each further failure, up to
+/// [`LONGEST_WAIT`]; [`wait`] adds a random time.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The shortest delay after a repeated denial. The delay is long, because the API server denies requests until a person

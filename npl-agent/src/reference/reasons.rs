@@ -70,7 +70,8 @@ pub(super) fn body() -> String {
          show the counters by name, the map [`{MAP_REASON}`](maps.md) by number.\n\
          Packets that no mapping could ever match are not counted, for example packets to a port outside of the node port \
          range. Of a fragmented datagram that is passed \
-         unchanged, only the first fragment is counted.\n\
+         unchanged, the first fragment is counted under its reason; a later fragment is counted only if it arrives before \
+         the first fragment, as `early_fragment`.\n\
          A packet that is passed unchanged goes to the next program of the hook, and then to the host's stack. Each \
          reason has a section with the typical cause and the action.\n\n{table}"
     );

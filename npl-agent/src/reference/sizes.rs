@@ -22,8 +22,9 @@ pub(super) fn body() -> String {
          The agent therefore adds the number of reserved elements to `max_entries` of these maps, so that the stated \
          number of flows is always available. Possible CPUs are those in `/sys/devices/system/cpu/possible`; on a virtual \
          machine, there may be more of them than CPUs present.\n\n\
-         The half-open cache, the lookup caches and the other slot arrays have constant sizes: programs select a slot by a hash \
-         and a constant mask, and the slots are few so that they stay in the CPU's cache during a flood. Counters and fragment \
+         The half-open cache, the lookup caches and the other slot arrays have constant sizes, because programs select a slot by \
+         a hash and a constant mask. The half-open cache has separate slots for handshakes, 128 KiB per IP family, which \
+         stay in the CPU's cache during a SYN flood. Counters and fragment \
          buffers take memory for each possible CPU. The tables do not include the memory of allowed sources, \
          which the kernel allocates when the agent writes them.\n\n\
          A changed number takes effect when the agent's Pod restarts: the agent copies the entries to the new maps \

@@ -18,8 +18,8 @@ const TOP: &str = "kubectl --namespace npl-system exec -it daemonset/npl-agent -
 const TRACE: &str =
     "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent trace --node-port 61000 --count 2";
 
-/// A client outside of the cluster sends requests to a mapping. `top` must show the Pod, and `trace` the translation of
-/// the request and of the reply.
+/// A client outside of the cluster sends requests to a mapping. `top` must list the Pod, and `trace` must show two
+/// translated packets of the node port.
 pub(crate) fn watch_traffic_and_trace_a_packet(world: &World) {
     let (name, pod) = world.wait_for_shop(4).pop_first().unwrap();
     let entry = world.entries(&name, PORTS).remove(0);

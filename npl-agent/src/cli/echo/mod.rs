@@ -37,8 +37,8 @@ struct Header {
     seen: IpAddr,
 }
 
-/// Depending on the command, runs the echo server, sends requests to an echo server, prints the addresses of this
-/// network namespace, or waits until the process is killed.
+/// Depending on the command, runs the echo server, sends requests to an echo server, sends one request on an open
+/// connection for each line of standard input, prints the addresses of this network namespace, or waits until the process is killed.
 ///
 /// # Errors
 ///

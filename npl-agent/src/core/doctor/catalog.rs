@@ -122,7 +122,7 @@ checks! {
         Unknown "The agent's socket does not answer: set `--runtime-dir`; or the command lacks the privileges to read the maps.";
         effect "Clients of these node ports reach no Pod, or a Pod to which the node port does not belong.",
         action "The agent corrects mappings at the next `--resync`, and annotations as soon as the API server accepts them. If the difference lasts, see [the annotation and the mappings differ](../troubleshoot.md#the-annotation-and-the-mappings-differ).";
-    node_network: "Are there Pods on the Node's own network, behind macvlan or ipvlan devices?"
+    node_network: "Which macvlan or ipvlan devices of the Node have an address on the network of an uplink?"
         Ok "The check is `ok` with and without such devices. The finding lists macvlan and ipvlan devices of the Node that have an address on the network of an uplink.",
         Unknown UNREADABLE;
         effect "Pods that the Node reaches by these devices get no node port, and have the Event [`PodOnNodeNetwork`](events.md#podonnodenetwork).",

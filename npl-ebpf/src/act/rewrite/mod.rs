@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Rewrites packet headers. No other module changes the addresses, ports or checksums of a packet.
+//! Rewrites packet headers. No other module translates a packet; [`crate::state::fragment_buffer`] and
+//! [`crate::state::sctp_reassembly`] only overwrite a packet with a saved frame.
 //!
 //! A rewrite of TCP or UDP updates the transport checksum, `skb->csum` and, in IPv4, the IP header checksum. With
 //! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
-//! the checksum. Programs cannot read whether a packet uses checksum offload. If the checksum field of a request
+//! the checksum. `__sk_buff` does not show whether a packet uses checksum offload. If the checksum field of a request
 //! certainly contains a complete checksum, the program updates the field without a helper, because helper calls are the
 //! largest part of a rewrite's cost. In other packets, the kernel's helper updates the field for the new address, and
 //! the result shows whether the field contains a complete checksum or a pseudo-header sum ([`csum::field_kind`]).

@@ -35,8 +35,9 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
-/// The quoted SCTP checksum before and after the change of the ports; `None` if the quote ends before the checksum. The
-/// CRC covers the whole quoted packet, whose length is read from the quoted IP header.
+/// The SCTP checksum of the quoted packet before and after the change of the ports; `None` if the quote ends before the
+/// end of the checksum, or if the length of the quoted SCTP datagram is unknown. The CRC covers the whole quoted packet,
+/// whose length is read from the quoted IP header.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;

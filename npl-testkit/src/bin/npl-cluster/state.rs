@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// The locations of the parts, if the cluster is ready.
+    /// Returns the addresses, files and namespaces of the cluster's parts, or an error if the cluster is still starting.
     pub(crate) fn ready(&self) -> Result<&Ready> {
         self.ready.as_ref().with_context(|| format!("cluster {} is still starting: wait until `up` completes", self.id))
     }

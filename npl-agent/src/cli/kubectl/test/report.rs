@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The result of the test, with the findings of `npl-agent doctor` on the Nodes of failed paths.
+//! The result of `kubectl npl test`. For each failed path, the result includes the findings of `npl-agent doctor` on the
+//! Node that serves the mapping.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A control plane with many objects, and agents that start without kernel state. The bench sends all requests from
-//! inside the Node's namespace, so that threads need not change their namespace.
+//! A control plane with many objects, and agents that start without kernel state. The bench runs in
+//! the Node's network namespace, so that no further thread has to enter this namespace for a request to the API server.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;

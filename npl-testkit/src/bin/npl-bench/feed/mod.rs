@@ -99,8 +99,8 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
     for number in 0..u32::try_from(count)? {
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
-            // A measurement ends just after the load balancer has queried the feed, because the load balancer stops
-            // using the deleted Pod only then. The pauses distribute the writes of annotations over the query interval;
+            // At its end, `lag` deletes the Pod and waits until the load balancer no longer uses the Pod, so `lag`
+            // returns shortly after a query of the feed. The pauses distribute the writes of annotations over the query interval;
             // without the pauses, every annotation would be written just after a query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
