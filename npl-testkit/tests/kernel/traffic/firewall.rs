@@ -11,6 +11,8 @@ const RULES: &str = "
 table inet npl_test {
   chain forward {
     type filter hook forward priority filter; policy drop;
+    ct state invalid tcp flags & rst == rst counter
+    ct state invalid tcp flags & fin == fin counter
     ct state invalid counter drop
     ct state established,related accept
     ip daddr 10.244.0.0/16 ct state new accept
