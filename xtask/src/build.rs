@@ -153,14 +153,15 @@ fn for_target(arch: Arch, subcommand: &str) -> Command {
 /// Returns a `cargo test` command for the packages that the arguments in `packages` select. Dependencies are compiled
 /// with the same settings as by [`cargo`].
 pub(crate) fn cargo_test(packages: &[&str]) -> Command {
-    let mut command = cargo("test");
-    command.args(LITTLE_OPTIMIZATION).args(packages);
-    command
+    with_little_optimization(cargo("test"), packages)
 }
 
 /// Returns the command of [`cargo_test`] for an architecture.
 pub(crate) fn cargo_test_for(arch: Arch, packages: &[&str]) -> Result<Command> {
-    let mut command = cargo_for(arch, "test")?;
+    Ok(with_little_optimization(cargo_for(arch, "test")?, packages))
+}
+
+fn with_little_optimization(mut command: Command, packages: &[&str]) -> Command {
     command.args(LITTLE_OPTIMIZATION).args(packages);
-    Ok(command)
+    command
 }

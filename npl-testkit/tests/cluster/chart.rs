@@ -83,7 +83,7 @@ pub(crate) fn the_commands_of_the_readme_work_from_install_to_uninstall(world: &
     let shop = world.wait_for_shop(4);
     let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
     let uninstall = "helm uninstall npl --namespace npl-system";
-    assert!(readme().contains(&format!("`{uninstall}`")), "README.md does not have `{uninstall}`");
+    assert!(newcomer::readme().contains(&format!("`{uninstall}`")), "README.md does not have `{uninstall}`");
     execute(world, uninstall, &["--wait", timeout_option()]);
     uninstall::assert_removed(world, &shop, entries);
     println!("from `helm install` to the end of `helm uninstall`: {:.0?}", started.elapsed());
@@ -91,13 +91,9 @@ pub(crate) fn the_commands_of_the_readme_work_from_install_to_uninstall(world: &
     install(world);
 }
 
-fn readme() -> String {
-    fs::read_to_string(tools::repository_file("README.md")).unwrap()
-}
-
 /// Runs the commands of the section "Install" in README.md, which must result in a working installation.
 fn install(world: &World) {
-    let text = readme();
+    let text = newcomer::readme();
     let section = text.split_once("\n## Install\n").unwrap().1.split_once("\n## ").unwrap().0;
     let block = section.split_once("```sh\n").unwrap().1.split_once("```").unwrap().0;
     let commands: Vec<&str> = block

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use npl_testkit::cluster::Entry;
@@ -17,6 +18,10 @@ use crate::world::{LIMIT, World};
 const TOP: &str = "kubectl --namespace npl-system exec -it daemonset/npl-agent -- /npl-agent top";
 const TRACE: &str =
     "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent trace --node-port 61000 --count 2";
+
+pub(crate) fn readme() -> String {
+    fs::read_to_string(tools::repository_file("README.md")).unwrap()
+}
 
 /// A client outside of the cluster sends requests to a mapping. `top` must list the Pod, and `trace` must show two
 /// translated packets of the node port.
@@ -43,8 +48,7 @@ fn until_shown(
     (client, pod): (&Client, &str),
     is_expected: impl Fn(&str) -> bool,
 ) -> String {
-    let readme = fs::read_to_string(tools::repository_file("README.md")).unwrap();
-    assert!(readme.contains(command), "README.md does not have `{command}`");
+    assert!(readme().contains(command), "README.md does not have `{command}`");
     let line = command.replace("daemonset/npl-agent", agent).replace("61000", &entry.node_port.to_string());
     let path = world.cluster.run().file("terminal");
     let mut terminal = start(world, &line, &path);
@@ -64,7 +68,7 @@ fn until_shown(
 }
 
 /// Starts a command on a terminal of `script`, whose output goes to a file.
-fn start(world: &World, line: &str, output: &std::path::Path) -> Child {
+fn start(world: &World, line: &str, output: &Path) -> Child {
     let mut command = world.cluster.cluster().command("script").unwrap();
     command.args(["--quiet", "--flush", "--return", "--command", &format!("stty cols 120 rows 40; {line}")]);
     command.arg("/dev/null").stdin(Stdio::piped()).stdout(File::create(output).unwrap()).stderr(Stdio::null());

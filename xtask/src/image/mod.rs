@@ -82,24 +82,25 @@ pub(crate) fn archives() -> impl Iterator<Item = PathBuf> {
 fn pack_agent(name: &str, archive: &str, agents: &[(Arch, PathBuf)]) -> Result<()> {
     process::say("image: packing the agent into an OCI archive");
     let licenses = "Apache-2.0 AND GPL-2.0-only";
-    let archive = &marked(archive, agents.iter().map(|(arch, _)| *arch));
+    let archive = &marked(archive, agents);
     let image = Image { name, archive, program: build::AGENT, arguments: &["run"], licenses, binaries: agents };
-    let archive = image.pack()?;
-    finish(&archive, build::AGENT, &agents.iter().map(|(arch, _)| *arch).collect::<Vec<_>>())?;
+    let archive = pack_shipped(&image)?;
     process::detail(&format!("load it with: ctr --namespace k8s.io images import {}", paths::shown(&archive)));
     Ok(())
 }
 
-/// Checks the size of a shipped image, and writes the bill of materials of its program for each architecture.
-fn finish(archive: &Path, program: &str, archs: &[Arch]) -> Result<()> {
-    let size = fs::metadata(archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
+/// Packs an image that is shipped, checks its size, and writes the bill of materials of its program for each
+/// architecture. Returns the path of the archive.
+fn pack_shipped(image: &Image<'_>) -> Result<PathBuf> {
+    let archive = image.pack()?;
+    let size = fs::metadata(&archive).with_context(|| format!("read the size of {}", archive.display()))?.len();
     process::detail(&format!("{} kB", size / 1000));
-    check_size(archive, size, LARGEST_ARCHIVE * archs.len() as u64)?;
-    for arch in archs {
-        let bill = bill::write(program, *arch)?;
+    check_size(&archive, size, LARGEST_ARCHIVE * image.binaries.len() as u64)?;
+    for (arch, _) in image.binaries {
+        let bill = bill::write(image.program, *arch)?;
         process::detail(&format!("its software bill of materials: {}", paths::shown(&bill)));
     }
-    Ok(())
+    Ok(archive)
 }
 
 fn check_size(archive: &Path, size: u64, limit: u64) -> Result<()> {
@@ -113,12 +114,11 @@ fn check_size(archive: &Path, size: u64, limit: u64) -> Result<()> {
     Ok(())
 }
 
-/// Appends the architectures of an archive to its name, unless the only one is this machine's.
-fn marked(archive: &str, archs: impl Iterator<Item = Arch>) -> String {
-    let archs: Vec<_> = archs.collect();
-    match archs.as_slice() {
-        [arch] => arch.mark(archive),
-        archs => archs.iter().fold(archive.to_owned(), |name, arch| format!("{name}-{arch}")),
+/// Appends the architectures of an archive's binaries to its name, unless the only one is this machine's.
+fn marked(archive: &str, binaries: &[(Arch, PathBuf)]) -> String {
+    match binaries {
+        [(arch, _)] => arch.mark(archive),
+        binaries => binaries.iter().fold(archive.to_owned(), |name, (arch, _)| format!("{name}-{arch}")),
     }
 }
 
@@ -136,20 +136,22 @@ fn pack_companions(archs: &[Arch]) -> Result<()> {
     }
     for (program, name) in COMPANIONS {
         let built = |arch: &Arch| (*arch, build::built_folder_of(*arch).join(program));
-        let (archive, licenses) = (&marked(program, archs.iter().copied()), "Apache-2.0");
         let binaries = &archs.iter().map(built).collect::<Vec<_>>();
-        let archive = Image { name, archive, program, arguments: &[], licenses, binaries }.pack()?;
+        let (archive, licenses) = (&marked(program, binaries), "Apache-2.0");
+        let image = Image { name, archive, program, arguments: &[], licenses, binaries };
         // The other companions are programs of tests, which are not shipped.
         if program == build::FEED {
-            finish(&archive, program, archs)?;
-        }
+            pack_shipped(&image)?
+        } else {
+            image.pack()?
+        };
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::{Arch, LARGEST_ARCHIVE, check_size, marked};
 
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn an_archive_is_named_after_its_architectures_unless_it_is_only_for_this_machine() {
-        let of = |archs: &[Arch]| marked("a", archs.iter().copied());
+        let of = |archs: &[Arch]| marked("a", &archs.iter().map(|arch| (*arch, PathBuf::new())).collect::<Vec<_>>());
         assert_eq!(of(&[Arch::native()]), "a");
         assert_eq!(of(&[Arch::Amd64, Arch::Arm64]), "a-amd64-arm64");
     }
