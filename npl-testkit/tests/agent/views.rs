@@ -88,7 +88,7 @@ fn why_and_flows_find_a_pod_by_its_name() {
     let (code, chain) = run(&["why", "pod/shop/web-0"]);
     assert!(code == 0 && !chain.contains("──►"), "{code} {chain}");
     for expected in
-        ["port 8080/tcp IPv4", "port 8080/udp IPv4", "selected by web", "61000/tcp IPv4", "replies, the last"]
+        ["port 8080/tcp IPv4", "port 8080/udp IPv4", "selected by web", "61000/tcp IPv4", "reply packets, the last"]
     {
         assert!(chain.contains(expected), "{expected} is not in {chain}");
     }
