@@ -27,7 +27,7 @@
 //! | established | Pod: RST, if the Pod has sent only its SYN-ACK | absent | remove |
 //! | established | Pod: any other packet | established; flags added | refresh |
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
-//! | established | client: packet for another generation of the Pod, or datagram to another NAT address | established; only the packet's flags | replace |
+//! | established | client: packet for another generation of the Pod, or datagram to another NAT address | established; no flags | replace |
 //! | established | client: segment to another NAT address | established | keep |
 //! | established | eviction of the flow table's entry | requested | open |
 //! | established | removal of the flow table's entry by the agent | replied | store |
@@ -49,7 +49,8 @@
 //! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
 //!   near each other: [`Numbers::admit`].
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
-//!   acknowledgement number: [`is_near_acknowledgement`].
+//!   acknowledgement number, and the equivalent SCTP chunk only if its verification tag is near the association's:
+//!   [`is_near_acknowledgement`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
@@ -196,8 +197,8 @@ impl State {
 /// The fields of a TCP segment that connection tracking needs: flags ([`crate::flow::tcp_flag`]), sequence number and
 /// acknowledgement number. An SCTP packet is represented by the equivalent values.
 ///
-/// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one. The acknowledgement number of
-/// every SCTP packet is the verification tag. An INIT ACK therefore acknowledges an INIT like a SYN-ACK acknowledges a
+/// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one, and of any other packet the
+/// verification tag. The acknowledgement number of every SCTP packet is the verification tag. An INIT ACK therefore acknowledges an INIT like a SYN-ACK acknowledges a
 /// SYN: with the sequence number plus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
@@ -327,13 +328,14 @@ impl Numbers {
 }
 
 /// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
-/// last recorded acknowledgement number. The random guess of an off-path sender is within this distance with a
+/// last recorded acknowledgement number. For SCTP, the largest difference between two verification tags. The random guess of an off-path sender is within this distance with a
 /// probability of 1 in 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
-/// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number.
-/// If the sequence number of a client's FIN or RST is not within this distance, the entry does not record the FIN or
-/// RST.
+/// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number:
+/// [`crate::flow::FlowState::pod_acknowledgement`]. If the sequence number of a client's FIN or RST is not within this
+/// distance, the entry does not record the FIN or RST. SCTP packets are compared in the same way, with verification
+/// tags: the programs of Linux 5.10 that are loaded without `CAP_PERFMON` have no room for a branch on the protocol.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {

@@ -74,12 +74,14 @@ map_type! {
         pub refreshed: u32,
         /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
         /// field contains the sequence number of the client's segment that established the flow. A client's FIN or RST
-        /// counts only if its sequence number is near this number. For other protocols, the field is 0.
+        /// counts only if its sequence number is near this number. For SCTP, the verification tag of the client's packet
+        /// that established the flow; a client's ABORT, SHUTDOWN or SHUTDOWN ACK counts only with a tag near this tag.
+        /// For UDP, 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
-        /// All TCP flags that the client has sent; FIN and RST only from segments whose sequence number matched the
-        /// connection.
+        /// All TCP flags that the client has sent; FIN and RST only from segments whose sequence number or tag
+        /// matched the connection.
         pub client_tcp_flags: u8,
         /// All TCP flags that the Pod has sent, without the ACK of its SYN-ACK.
         pub pod_tcp_flags: u8,

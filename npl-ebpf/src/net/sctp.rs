@@ -69,9 +69,8 @@ pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
 pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
 
-/// The TCP equivalent of an SCTP packet that ends at `end`. The first chunk determines the flags; the initiate tag
-/// minus one is the sequence number, and the verification tag the acknowledgement number. `None` if the packet has no
-/// chunk.
+/// The TCP equivalent of an SCTP packet that ends at `end`: see [`Segment`]. The first chunk determines the flags.
+/// `None` if the packet has no chunk.
 #[inline(always)]
 pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     let offset = l4 + size_of::<SctpHeader>();
@@ -79,10 +78,10 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
         return None;
     }
     let flags = ctx.load::<Chunk>(offset)?.tcp_flags();
-    let acknowledgement = u32::from_be(ctx.load::<SctpHeader>(l4)?.tag);
+    let tag = u32::from_be(ctx.load::<SctpHeader>(l4)?.tag);
     let init = if flags & tcp_flag::SYN != 0 { ctx.load::<Init>(offset) } else { None };
-    let sequence = init.map_or(0, |init| u32::from_be(init.tag).wrapping_sub(1));
-    Some(Segment::new(sequence, acknowledgement, flags))
+    let sequence = init.map_or(tag, |init| u32::from_be(init.tag).wrapping_sub(1));
+    Some(Segment::new(sequence, tag, flags))
 }
 
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the

@@ -288,9 +288,11 @@ impl<'k, F: Family> Flow<'k, F> {
             if step(State::established(0, 0), mismatch).1 == Action::Keep {
                 return Transition::Unchanged;
             }
+            // No number proves that the segment belongs to the new flow, so its FIN or RST does not count.
+            let unproven = Segment { flags: 0, ..request.segment };
             // SAFETY: see `Family::flow_entry`. During the write, another processor may translate one reply with the
             // old NAT address.
-            unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
+            unsafe { entry.write(new_entry::<F>(&request.nat, request.generation, unproven)) };
             if half_open::matches(cached, self.hash) {
                 // The copy in the flow's slot also gets the new NAT address; otherwise the client's next request would
                 // be counted as a tuple conflict.
@@ -382,9 +384,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// slot of the half-open cache.
     #[inline(always)]
     fn establish(&self, request: &Request<F>) -> Transition {
-        if F::insert_flow(self.key, &new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment))
-            .is_none()
-        {
+        if F::insert_flow(self.key, &new_entry::<F>(&request.nat, request.generation, request.segment)).is_none() {
             count_reason(Reason::FlowTableFull as u32);
             return Transition::Unchanged;
         }
@@ -459,8 +459,8 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
-        let is_proven = self.protocol != protocol::TCP
-            || is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
+        // The comparison is also the right one for SCTP. The state machine ignores `is_proven` for a datagram.
+        let is_proven = is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 

@@ -5,7 +5,6 @@
 use npl_common::{
     conntrack::{Action, Event, Segment, State, step},
     flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
-    mapping::protocol,
 };
 
 use super::{maps::Family, tuple::NatAddress};
@@ -62,14 +61,13 @@ pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>
 /// A new entry for a flow that a packet establishes. `segment` is this packet's segment if the client sent the packet,
 /// and [`Segment::DATAGRAM`] if the Pod sent the packet.
 #[inline(always)]
-pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
+pub fn new_entry<F: Family>(nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
     let state = FlowState {
         last_seen_ns: nanoseconds(),
         generation,
         refreshed: jiffies(),
-        // The entry contains the client's sequence number in place of the Pod's acknowledgement number, until a refresh
-        // records the Pod's acknowledgement number.
-        pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
+        // TCP: a refresh records the Pod's acknowledgement number in place of the client's sequence number.
+        pod_acknowledgement: segment.sequence(),
         node_port: nat.port,
         client_tcp_flags: segment.flags,
         pod_tcp_flags: 0,

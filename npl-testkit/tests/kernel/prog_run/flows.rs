@@ -322,6 +322,21 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_untracked() {
     });
 }
 
+/// No sequence number proves the client's first segment to the next Pod with this address, so a FIN or RST of this
+/// segment must not shorten the idle timeout.
+#[test]
+fn first_segment_to_the_next_pod_does_not_end_its_flow() {
+    for flags in [FIN | ACK, RST, RST | ACK] {
+        with_mappings(|lab| {
+            establish(lab);
+            lab.add(Tcp, NODE_PORT, pod(), GENERATION + 1);
+            lab.ingress(&tcp(client(), node(), flags, b""));
+            let state = lab.flow(flow(Tcp)).unwrap().state;
+            assert_eq!((state.generation, state.client_tcp_flags), (GENERATION + 1, 0), "flags {flags:#x}");
+        });
+    }
+}
+
 #[test]
 fn half_open_flow_of_a_removed_node_address_is_untracked() {
     with_mappings(|lab| {

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use npl_common::conntrack;
+use npl_common::flow::FlowState;
 use npl_common::mapping::protocol;
 use npl_common::reason::Reason;
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK};
@@ -33,6 +34,13 @@ fn attack(lab: &mut Lab, destination: SocketAddr, kinds: &[u8]) {
         let outcome = lab.ingress(&forged);
         assert_eq!((outcome.action, outcome.bytes), (NEXT, to(&forged, pod()).build()), "{kind}");
     }
+}
+
+/// The idle timeout of the association's entry.
+fn timeout_ns(lab: &Lab) -> u64 {
+    let FlowState { client_tcp_flags, pod_tcp_flags, .. } = lab.flow(flow(Sctp)).unwrap().state;
+    let state = conntrack::State::established(client_tcp_flags, pod_tcp_flags);
+    conntrack::established_timeout_ns(state, protocol::SCTP, false)
 }
 
 #[track_caller]
@@ -69,22 +77,28 @@ fn forged_inits_and_aborts_during_a_handshake_do_not_disturb_the_association() {
     });
 }
 
+/// A forged ABORT, SHUTDOWN or SHUTDOWN ACK must not shorten the idle timeout of the association's entry.
 #[test]
-fn forged_packets_to_another_node_address_do_not_disturb_an_established_association() {
+fn forged_packets_do_not_disturb_an_established_association() {
     with_mappings(|lab| {
         for (kind, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK)] {
             asks(lab, node(), kind);
             is_answered(lab, of_pod);
         }
         for _exchange in 0..3 {
-            attack(lab, second_node(), &KINDS);
+            for destination in [node(), second_node()] {
+                attack(lab, destination, &KINDS);
+            }
             is_answered(lab, DATA);
             asks(lab, node(), DATA);
         }
         let entry = lab.flow(flow(Sctp)).unwrap();
         assert_eq!((entry.node_addr, entry.state.node_port), (node().ip(), NODE_PORT));
-        let state = conntrack::State::established(entry.state.client_tcp_flags, entry.state.pod_tcp_flags);
-        assert_eq!(conntrack::established_timeout_ns(state, protocol::SCTP, false), conntrack::SCTP_NS);
+        assert_eq!(timeout_ns(lab), conntrack::SCTP_NS);
+        asks(lab, node(), SHUTDOWN);
+        assert_eq!(timeout_ns(lab), conntrack::HALF_CLOSED_NS, "the client's SHUTDOWN must count");
+        asks(lab, node(), ABORT);
+        assert_eq!(timeout_ns(lab), conntrack::CLOSED_NS, "the client's ABORT must count");
     });
 }
 
