@@ -20,7 +20,7 @@ use npl_testkit::run::Run;
 use npl_testkit::{interrupt, poll, process};
 
 pub(crate) use self::figures::FIGURES;
-use self::figures::{BALANCERS, LONG_POLL, RESIDENT, Receives, STEADY_CPU};
+use self::figures::{BALANCERS, LONG_POLL, RESIDENT, Receives, STEADY_CPU, XDS_AFTER_EVENT, XDS_ENVOY};
 use self::scene::{BALANCER, INTERVAL, LIMIT, Scene};
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
@@ -56,10 +56,16 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
                 samples.add(&LONG_POLL, &[lag], &[event]);
             }
         }
-        for (figure, balancer, receives) in BALANCERS.iter().filter(|(figure, ..)| is_meant(figure)) {
+        let is_measured =
+            |figure: &Figure| is_meant(figure) || (figure.name == XDS_ENVOY.name && is_meant(&XDS_AFTER_EVENT));
+        for (figure, balancer, receives) in BALANCERS.iter().filter(|(figure, ..)| is_measured(figure)) {
             say(&format!("{} reads the feed", balancer.name));
             for (lag, event) in lags(&mut scene, balancer, *receives, effort)? {
                 samples.add(figure, &[lag], &[event]);
+                if figure.name == XDS_ENVOY.name {
+                    // A request may reach the new Pod before the plain watch delivers the event.
+                    samples.add(&XDS_AFTER_EVENT, &[(lag - event).max(0.0)], &[]);
+                }
             }
         }
         if is_meant(&RESIDENT) || is_meant(&STEADY_CPU) {
