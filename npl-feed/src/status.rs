@@ -340,7 +340,14 @@ mod tests {
 
     #[test]
     fn alerts_and_dashboard_name_metrics_that_exist() {
-        let text = Status::default().encode().unwrap();
+        let status = Status::default();
+        // A family without series has no line in the text.
+        status.count_dns("noerror");
+        status.count_http("2xx");
+        status.count_xds("cds", "ack");
+        status.count_refused("xds", ClientRefusal::Names);
+        status.record_failure(WatchedResource::Pods, FailureKind::Unreachable, "");
+        let text = status.encode().unwrap();
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         let known: BTreeSet<String> = types
             .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })

@@ -237,7 +237,10 @@ mod tests {
     #[test]
     fn at_most_ten_lines_connect_a_load_balancer_to_the_feed() {
         assert_eq!(lines_of_the_feed("a\n  # npl-feed: begin\n  b\n  c\n  # npl-feed: end\nd\n"), 2);
-        assert_eq!(lines_of_the_feed("# npl-feed: begin\nb\n# npl-feed: end\nc\n# npl-feed: begin\nd\n# npl-feed: end\n"), 2);
+        assert_eq!(
+            lines_of_the_feed("# npl-feed: begin\nb\n# npl-feed: end\nc\n# npl-feed: begin\nd\n# npl-feed: end\n"),
+            2
+        );
         for balancer in ALL {
             let lines: usize = balancer.files.iter().map(|file| lines_of_the_feed(&example(file).unwrap())).sum();
             assert!((1..=10).contains(&lines), "{}: {lines} lines", balancer.name);
