@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use crate::{
     core::{
+        entries::LeftOut,
         model::Change,
         snapshot::Snapshot,
         state::{Refusal, State},
@@ -89,11 +90,31 @@ fn log(refusal: &Refusal) {
         return;
     }
     let reasons: Vec<String> = left_out.iter().map(|(reason, count)| format!("{reason}={count}")).collect();
+    let advice: Vec<&str> = left_out.keys().copied().map(advice).collect();
     warn!(
-        see = pages::url(pages::FEED_SECURITY), %pod, reasons = reasons.join(","),
-        "entries of the Pod's annotation are not served, because they may not lead to the Pod: check who writes the \
-         annotation, and --port-range"
+        see = pages::url(pages::FEED_SECURITY), %pod, reasons = reasons.join(","), advice = advice.join("; "),
+        "entries of the Pod's annotation are not served, because they may not lead to the Pod"
     );
+}
+
+/// Returns what the operator should check if the feed leaves out entries for this reason.
+const fn advice(reason: LeftOut) -> &'static str {
+    match reason {
+        LeftOut::Malformed => "malformed: check who writes the annotation, and the version of the agent",
+        LeftOut::UnknownNode => "unknown_node: check that the Pod's Node exists",
+        LeftOut::ForeignAddress => {
+            "foreign_address: the status of the Pod's Node does not list the address; check who writes the annotation, \
+             and the agents' --node-ip (chart: config.nodeIp)"
+        }
+        LeftOut::PortOutOfRange => {
+            "port_out_of_range: check who writes the annotation, and that the feed's --port-range includes the agents' \
+             --port-range (chart: config.portRange)"
+        }
+        LeftOut::OtherPodPort => {
+            "other_pod_port: a Pod on the host network is reached only at its own port; check who writes the annotation"
+        }
+        LeftOut::Contested => "contested: another Pod publishes the same node port; check who writes the annotations",
+    }
 }
 
 async fn at(time: Option<Instant>) {
@@ -105,4 +126,24 @@ async fn at(time: Option<Instant>) {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_names_the_reason_and_the_settings_that_cause_it() {
+        for reason in LeftOut::ALL {
+            assert!(advice(reason).starts_with(&format!("{reason}: ")), "{}", advice(reason));
+        }
+        for (reason, settings) in [
+            (LeftOut::ForeignAddress, ["--node-ip", "config.nodeIp"]),
+            (LeftOut::PortOutOfRange, ["--port-range", "config.portRange"]),
+        ] {
+            for setting in settings {
+                assert!(advice(reason).contains(setting), "{setting}");
+            }
+        }
+    }
 }

@@ -227,6 +227,12 @@ impl Status {
         self.dns.get_or_create(&AnswerLabels { answer }).inc();
     }
 
+    /// Creates the counter of DNS answers with a response code, whose increase an alert computes. Prometheus sees no
+    /// increase in the first sample of a series, so the series has to exist before the first answer.
+    pub fn create_dns_counter(&self, answer: &'static str) {
+        drop(self.dns.get_or_create(&AnswerLabels { answer }));
+    }
+
     /// Counts an HTTP answer by its status code class, such as `2xx`.
     pub fn count_http(&self, answer: &'static str) {
         self.http.get_or_create(&AnswerLabels { answer }).inc();
@@ -235,6 +241,11 @@ impl Status {
     /// Counts an xDS message. `kind` is the short name of the resource type.
     pub fn count_xds(&self, kind: &'static str, event: &'static str) {
         self.xds.get_or_create(&XdsLabels { r#type: kind, event }).inc();
+    }
+
+    /// Creates the counter of an xDS event, for the same reason as [`Self::create_dns_counter`].
+    pub fn create_xds_counter(&self, kind: &'static str, event: &'static str) {
+        drop(self.xds.get_or_create(&XdsLabels { r#type: kind, event }));
     }
 
     /// Adds `difference` to the number of open xDS streams.
@@ -296,6 +307,8 @@ fn gauge(count: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
     use super::*;
 
     #[test]
@@ -317,5 +330,35 @@ mod tests {
         assert!(metrics.contains("npl_feed_watch_failing{subject=\"pods\"} 1\n"), "{metrics}");
         status.record_success(WatchedResource::Pods);
         assert_eq!(status.outage(), None);
+    }
+
+    /// Returns the names of the feed's metrics in a file of the chart.
+    fn metrics_in(text: &str) -> BTreeSet<&str> {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        text.split(move |c| !is_part(c)).filter(|word| word.starts_with("npl_feed_")).collect()
+    }
+
+    #[test]
+    fn alerts_and_dashboard_name_metrics_that_exist() {
+        let status = Status::default();
+        // A family without series has no line in the text.
+        status.count_dns("noerror");
+        status.count_http("2xx");
+        status.count_xds("cds", "ack");
+        status.count_refused("xds", ClientRefusal::Names);
+        status.record_failure(WatchedResource::Pods, FailureKind::Unreachable, "");
+        let text = status.encode().unwrap();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let known: BTreeSet<String> = types
+            .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+            .collect();
+        for file in ["alerts.yaml", "dashboard.json"] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart/npl/files").join(file);
+            let text = fs::read_to_string(path).unwrap();
+            let named = metrics_in(&text);
+            assert!(named.len() > 3, "{named:?}");
+            let unknown: Vec<_> = named.into_iter().filter(|name| !known.contains(*name)).collect();
+            assert!(unknown.is_empty(), "{file} names {unknown:?}; the feed has {known:?}");
+        }
     }
 }

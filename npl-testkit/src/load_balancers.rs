@@ -189,14 +189,58 @@ mod tests {
     /// The number of nonblank lines between the comments `npl-feed: begin` and `npl-feed: end`, or in the whole file if
     /// the file has no such comments.
     fn lines_of_the_feed(text: &str) -> usize {
-        let marked = text.split_once("# npl-feed: begin\n").and_then(|(_, after)| after.split_once("# npl-feed: end"));
-        let lines = marked.map_or(text, |(lines, _)| lines).lines();
-        lines.filter(|line| !line.trim().is_empty()).count()
+        let marked = text.split("# npl-feed: begin\n").skip(1).filter_map(|part| part.split_once("# npl-feed: end"));
+        let marked: Vec<&str> = marked.map(|(lines, _)| lines).collect();
+        let counted = if marked.is_empty() { vec![text] } else { marked };
+        counted.iter().flat_map(|part| part.lines()).filter(|line| !line.trim().is_empty()).count()
+    }
+
+    /// The settings of load balancers that repeat requests or check members, as they begin in the configuration.
+    const RETRIES: [&str; 9] = [
+        "retry_policy:",
+        "option redispatch",
+        "retry-on",
+        "retries",
+        " check ",
+        "proxy_next_upstream",
+        "lb_retries",
+        "lb_try",
+        "middlewares: {retry:",
+    ];
+
+    /// The lines outside of the counted ones that contain settings of [`RETRIES`].
+    fn uncounted_retries(text: &str) -> Vec<&str> {
+        if !text.contains("# npl-feed: begin") {
+            return Vec::new();
+        }
+        let mut is_counted = false;
+        let uncounted = text.lines().filter(|line| {
+            is_counted = (is_counted || line.contains("# npl-feed: begin")) && !line.contains("# npl-feed: end");
+            !is_counted
+        });
+        uncounted.filter(|line| RETRIES.iter().any(|setting| line.contains(setting))).collect()
+    }
+
+    #[test]
+    fn retries_and_health_checks_are_among_the_counted_lines() {
+        let text = "retries 3\n# npl-feed: begin\nretry-on x\n# npl-feed: end\nserver a check inter 1s\n";
+        assert_eq!(uncounted_retries(text), ["retries 3", "server a check inter 1s"]);
+        let mut found = 0;
+        for file in ALL.iter().flat_map(|it| it.files) {
+            let text = example(file).unwrap();
+            assert_eq!(uncounted_retries(&text), Vec::<&str>::new(), "{file}");
+            found += RETRIES.iter().filter(|setting| text.contains(**setting)).count();
+        }
+        assert!(found >= RETRIES.len() - 1, "{found}: settings of the examples have other names");
     }
 
     #[test]
     fn at_most_ten_lines_connect_a_load_balancer_to_the_feed() {
         assert_eq!(lines_of_the_feed("a\n  # npl-feed: begin\n  b\n  c\n  # npl-feed: end\nd\n"), 2);
+        assert_eq!(
+            lines_of_the_feed("# npl-feed: begin\nb\n# npl-feed: end\nc\n# npl-feed: begin\nd\n# npl-feed: end\n"),
+            2
+        );
         for balancer in ALL {
             let lines: usize = balancer.files.iter().map(|file| lines_of_the_feed(&example(file).unwrap())).sum();
             assert!((1..=10).contains(&lines), "{}: {lines} lines", balancer.name);

@@ -28,6 +28,14 @@ pub fn promtool() -> Result<Command> {
     program("promtool")
 }
 
+/// Returns a command that runs `prometheus`.
+///
+/// # Errors
+/// If `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
+pub fn server() -> Result<Command> {
+    program("prometheus")
+}
+
 fn program(name: &str) -> Result<Command> {
     let folder = env::var_os("NPL_PROMETHEUS_DIR")
         .context("NPL_PROMETHEUS_DIR is unset: run the tests by `cargo xtask test`, which downloads Prometheus")?;
@@ -56,8 +64,7 @@ impl Prometheus {
              ['{target}']\n"
         );
         fs::write(&configuration, text).context("write the configuration of Prometheus")?;
-        let found = program("prometheus")?;
-        let mut command = netns.command(found.get_program())?;
+        let mut command = netns.command(server()?.get_program())?;
         command.arg(format!("--config.file={}", configuration.display()));
         command.arg(format!("--storage.tsdb.path={}", run.file("prometheus").display()));
         command.arg(format!("--web.listen-address={listen}"));

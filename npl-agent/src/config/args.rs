@@ -206,6 +206,7 @@ pub struct RunArgs {
     /// Publish the Node's `InternalIP` or `ExternalIP`. If the Node has no address of the chosen type, publish the
     /// address of the other type. Alternatively, publish these addresses, at most one of each IP family, or the Node's
     /// first address in one of these ranges. A published address does not change while the Node still lists it.
+    /// npl-feed serves a published address only if the Node lists it.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip

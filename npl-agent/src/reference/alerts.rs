@@ -28,7 +28,7 @@ pub(super) struct Alert {
     summary: &'static str,
 }
 
-pub(super) const ALERTS: [Alert; 13] = [
+pub(super) const ALERTS: [Alert; 19] = [
     Alert {
         name: "NPLDeviceFailed",
         expression: r#"npl_devices{state="failed"} > 0"#,
@@ -119,6 +119,48 @@ pub(super) const ALERTS: [Alert; 13] = [
         wait: "0m",
         severity: "warning",
         summary: "{{ $labels.instance }} drops packets (rewrite_failed) or stores no entry for new connections (flow_table_full): {{ $labels.reason }}.",
+    },
+    Alert {
+        name: "NPLFeedDown",
+        expression: r#"up{job="npl-feed"} == 0"#,
+        wait: "10m",
+        severity: "warning",
+        summary: "The replica {{ $labels.instance }} of npl-feed cannot be scraped: load balancers may have no replica to read.",
+    },
+    Alert {
+        name: "NPLFeedWatchFailing",
+        expression: "npl_feed_watch_failing == 1",
+        wait: "5m",
+        severity: "warning",
+        summary: "The watch of {{ $labels.instance }} (npl-feed) on {{ $labels.subject }} fails: load balancers get no changes from this replica.",
+    },
+    Alert {
+        name: "NPLFeedEntriesLeftOut",
+        expression: "npl_feed_left_out_entries > 0",
+        wait: "10m",
+        severity: "warning",
+        summary: "{{ $labels.instance }} (npl-feed) does not serve {{ $value }} annotation entries: {{ $labels.reason }}.",
+    },
+    Alert {
+        name: "NPLFeedResourcesRejected",
+        expression: r#"increase(npl_feed_xds_messages_total{event="nack"}[15m]) > 0"#,
+        wait: "0m",
+        severity: "warning",
+        summary: "An xDS client of {{ $labels.instance }} (npl-feed) rejects resources ({{ $labels.type }}) and uses the previous ones.",
+    },
+    Alert {
+        name: "NPLFeedQueriesFailing",
+        expression: r#"increase(npl_feed_dns_answers_total{answer="servfail"}[15m]) > 10"#,
+        wait: "5m",
+        severity: "warning",
+        summary: "{{ $labels.instance }} (npl-feed) answers DNS queries with SERVFAIL: load balancers do not learn these members.",
+    },
+    Alert {
+        name: "NPLFeedClientsRefused",
+        expression: r#"increase(npl_feed_refused_connections_total{reason!="allow"}[15m]) > 10"#,
+        wait: "0m",
+        severity: "warning",
+        summary: "{{ $labels.instance }} (npl-feed) ends connections or streams of clients ({{ $labels.interface }}) because of a limit: {{ $labels.reason }}.",
     },
 ];
 

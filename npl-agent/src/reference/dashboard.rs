@@ -23,7 +23,7 @@ struct Panel {
 }
 
 /// The rows of the dashboard, each with its title and panels.
-const ROWS: [(&str, &[Panel]); 4] = [
+const ROWS: [(&str, &[Panel]); 5] = [
     (
         "Health",
         &[
@@ -193,6 +193,56 @@ const ROWS: [(&str, &[Panel]); 4] = [
                 queries: &[(
                     r#"histogram_quantile(0.99, sum by (le) (rate(npl_pass_seconds_bucket{instance=~"$instance"}[$__rate_interval])))"#,
                     "99 %",
+                )],
+            },
+        ],
+    ),
+    (
+        "npl-feed",
+        &[
+            Panel {
+                title: "Members",
+                about: "Members that each replica serves. The replicas serve the same number, except while a change arrives. No data: the feed is not installed or not scraped.",
+                unit: "short",
+                queries: &[("npl_feed_members", "{{instance}}")],
+            },
+            Panel {
+                title: "Failing watches and left-out entries",
+                about: "While a watch fails, the replica serves the last known members. Left-out entries are annotation entries that the feed does not serve: docs/load-balancers.md.",
+                unit: "short",
+                queries: &[
+                    ("max by (subject) (npl_feed_watch_failing)", "watch of {{subject}}"),
+                    ("max by (reason) (npl_feed_left_out_entries)", "left out: {{reason}}"),
+                ],
+            },
+            Panel {
+                title: "xDS streams",
+                about: "Open streams of each replica. The number of streams is at most the number of xDS load balancers and gRPC clients.",
+                unit: "short",
+                queries: &[("npl_feed_xds_streams", "{{instance}}")],
+            },
+            Panel {
+                title: "xDS messages",
+                about: "Messages by event. With the event `nack`, a client has rejected a resource.",
+                unit: "ops",
+                queries: &[("sum by (event) (rate(npl_feed_xds_messages_total[$__rate_interval]))", "{{event}}")],
+            },
+            Panel {
+                title: "Answers by DNS and HTTP",
+                about: "DNS answers by response code, and HTTP answers by class of the status code.",
+                unit: "ops",
+                queries: &[
+                    ("sum by (answer) (rate(npl_feed_dns_answers_total[$__rate_interval]))", "DNS {{answer}}"),
+                    ("sum by (answer) (rate(npl_feed_http_answers_total[$__rate_interval]))", "HTTP {{answer}}"),
+                ],
+            },
+            Panel {
+                title: "Refused clients",
+                about: "Clients that the feed refused, and connections and streams that it ended: docs/load-balancers.md.",
+                unit: "ops",
+                queries: &[(
+                    "sum by (interface, reason) (rate(npl_feed_refused_connections_total[$__rate_interval])) or vector(0)",
+                    "{{interface}} {{reason}}",
                 )],
             },
         ],

@@ -114,6 +114,7 @@ pub async fn serve(
     status: Arc<Status>,
     most_connections: usize,
 ) -> Result<(), NetError> {
+    status.create_dns_counter(code_name(ResponseCode::ServFail));
     let handler = Handler { zone: Zone::new(&zone), allowed: allowed.into(), published, status };
     let mut udp = Server::new(handler.clone());
     udp.register_socket(sockets.udp);

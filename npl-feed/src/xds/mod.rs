@@ -72,6 +72,9 @@ struct Discovery {
 /// read their responses would take much memory. `most_names` is the maximum number of names to which all streams
 /// together may subscribe.
 pub fn router(published: Published, status: Arc<Status>, most_names: usize) -> Router {
+    for kind in Kind::ALL {
+        status.create_xds_counter(kind.as_str(), "nack");
+    }
     Router::new()
         .route(STATE_OF_THE_WORLD, post(open::<StateOfTheWorld>))
         .route(DELTA, post(open::<Delta>))

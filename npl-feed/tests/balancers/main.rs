@@ -23,6 +23,7 @@ mod hostile;
 mod load;
 mod memory;
 mod network;
+mod prometheus;
 mod retries;
 mod scene;
 mod slow;

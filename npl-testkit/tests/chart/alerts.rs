@@ -21,7 +21,7 @@ struct Case {
     quiet: Series,
 }
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 19] = [
     Case {
         alert: "NPLDeviceFailed",
         fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
@@ -128,6 +128,57 @@ const CASES: [Case; 13] = [
         quiet: &[
             (r#"npl_datapath_reason_packets_total{reason="flow_table_full"}"#, "4x20"),
             (r#"npl_datapath_reason_packets_total{reason="no_mapping"}"#, "0+100x20"),
+        ],
+    },
+    Case {
+        alert: "NPLFeedDown",
+        fires: &[(r#"up{job="npl-feed"}"#, "0x20")],
+        // Harmless: the container restarts, and is scraped again after two minutes.
+        quiet: &[(r#"up{job="npl-feed"}"#, "1x12 0 0 1x6"), (r#"up{job="another"}"#, "0x20")],
+    },
+    Case {
+        alert: "NPLFeedWatchFailing",
+        fires: &[(r#"npl_feed_watch_failing{subject="pods"}"#, "0x10 1x10")],
+        // Harmless: the API server restarts.
+        quiet: &[
+            (r#"npl_feed_watch_failing{subject="pods"}"#, "0x15 1 1 1 0 0"),
+            (r#"npl_feed_watch_failing{subject="services"}"#, "0x20"),
+        ],
+    },
+    Case {
+        alert: "NPLFeedEntriesLeftOut",
+        fires: &[(r#"npl_feed_left_out_entries{reason="foreign_address"}"#, "2x20")],
+        // Harmless: a Pod appears before its Node.
+        quiet: &[
+            (r#"npl_feed_left_out_entries{reason="unknown_node"}"#, "0x15 3 3 0x5"),
+            (r#"npl_feed_left_out_entries{reason="malformed"}"#, "0x20"),
+        ],
+    },
+    Case {
+        alert: "NPLFeedResourcesRejected",
+        fires: &[(r#"npl_feed_xds_messages_total{type="cds",event="nack"}"#, "0x10 1x10")],
+        quiet: &[
+            (r#"npl_feed_xds_messages_total{type="cds",event="nack"}"#, "3x20"),
+            (r#"npl_feed_xds_messages_total{type="cds",event="ack"}"#, "0+9x20"),
+            (r#"npl_feed_xds_messages_total{type="eds",event="stale"}"#, "0+1x20"),
+        ],
+    },
+    Case {
+        alert: "NPLFeedQueriesFailing",
+        fires: &[(r#"npl_feed_dns_answers_total{answer="servfail"}"#, "0+4x20")],
+        quiet: &[
+            // Harmless: load balancers query a replica that has just started and has not listed the Pods yet.
+            (r#"npl_feed_dns_answers_total{answer="servfail"}"#, "0x10 8x10"),
+            (r#"npl_feed_dns_answers_total{answer="nxdomain"}"#, "0+60x20"),
+        ],
+    },
+    Case {
+        alert: "NPLFeedClientsRefused",
+        fires: &[(r#"npl_feed_refused_connections_total{interface="xds",reason="names"}"#, "0+2x20")],
+        quiet: &[
+            // Harmless: one slow client loses its connection, and clients outside of the allow list are refused.
+            (r#"npl_feed_refused_connections_total{interface="xds",reason="memory"}"#, "0x10 1x10"),
+            (r#"npl_feed_refused_connections_total{interface="http",reason="allow"}"#, "0+30x20"),
         ],
     },
 ];

@@ -26,8 +26,21 @@ struct Replica {
     pod: String,
     node: String,
     is_ready: bool,
+    /// Whether the replica answers only clients with a client certificate (`--tls-client-ca`).
+    needs_certificate: bool,
     /// The name by which the path of the API server's proxy selects the Pod.
     proxied: String,
+}
+
+impl Replica {
+    /// Returns the reason why the command does not ask the replica; `None` if it asks the replica.
+    const fn obstacle(&self) -> Option<&'static str> {
+        match (self.is_ready, self.needs_certificate) {
+            (false, _) => Some("the replica is not ready"),
+            (true, true) => Some("the feed requires a client certificate, which the API server's proxy does not send"),
+            (true, false) => None,
+        }
+    }
 }
 
 /// The members that the replicas serve for a Service.
@@ -115,26 +128,32 @@ fn replica(pod: &Value) -> Option<Replica> {
     let of_container = |field: &str| items_at(pod, &format!("/spec/containers/0/{field}"));
     let port = of_container("ports").find(|port| port["name"] == "http");
     let port = port.and_then(|port| port["containerPort"].as_u64()).unwrap_or(8080);
-    let has_tls_variable = of_container("env").any(|it| it["name"] == "NPL_FEED_TLS_CERT");
-    let mut arguments = of_container("args").filter_map(Value::as_str);
-    let scheme = if has_tls_variable || arguments.any(|it| it.starts_with("--tls-cert")) { "https:" } else { "" };
+    let has = |variable: &str, flag: &str| {
+        let mut arguments = of_container("args").filter_map(Value::as_str);
+        of_container("env").any(|it| it["name"] == variable) || arguments.any(|it| it.starts_with(flag))
+    };
+    let scheme = if has("NPL_FEED_TLS_CERT", "--tls-cert") { "https:" } else { "" };
+    let needs_certificate = has("NPL_FEED_TLS_CLIENT_CA", "--tls-client-ca");
     let name = text_at(pod, "/metadata/name").to_owned();
     let proxied = format!("{scheme}{name}:{port}");
-    Some(Replica { pod: name, node: text_at(pod, "/spec/nodeName").to_owned(), is_ready: is_ready(pod), proxied })
+    let node = text_at(pod, "/spec/nodeName").to_owned();
+    Some(Replica { pod: name, node, is_ready: is_ready(pod), needs_certificate, proxied })
 }
 
 /// Requests the members of a Service from each replica, and returns the answers by the names of the replicas' Pods.
 fn ask(kubectl: Kubectl<'_>, replicas: &[Replica], path: &str) -> BTreeMap<String, ReplicaAnswer> {
     let namespace = &kubectl.connection.agent_namespace;
-    let ready: Vec<String> = replicas.iter().filter(|it| it.is_ready).map(|it| it.proxied.clone()).collect();
-    let answers = for_each(&ready, |proxied| {
+    let asked = replicas.iter().filter(|it| it.obstacle().is_none());
+    let asked: Vec<String> = asked.map(|it| it.proxied.clone()).collect();
+    let answers = for_each(&asked, |proxied| {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{proxied}/proxy/{path}");
         (proxied.to_owned(), answer(kubectl.output(&["get", "--raw", &path]).map(|(_, text)| text)))
     });
     let by_path: BTreeMap<String, ReplicaAnswer> = answers.into_iter().collect();
     let of_replica = |replica: &Replica| {
         let answer = by_path.get(&replica.proxied).cloned();
-        (replica.pod.clone(), answer.unwrap_or_else(|| ReplicaAnswer::Failed("the replica is not ready".to_owned())))
+        let unasked = || ReplicaAnswer::Failed(replica.obstacle().unwrap_or("the replica was not asked").to_owned());
+        (replica.pod.clone(), answer.unwrap_or_else(unasked))
     };
     replicas.iter().map(of_replica).collect()
 }

@@ -43,9 +43,22 @@ fn a_replica_is_asked_at_its_port_and_by_tls_if_it_has_a_certificate() {
     assert_eq!((plain.proxied.as_str(), plain.is_ready), ("npl-feed-a:8081", true));
     let tls = replica(&pod("npl-feed-a", "False", &json!([{ "name": "NPL_FEED_TLS_CERT" }]))).unwrap();
     assert_eq!((tls.proxied.as_str(), tls.is_ready), ("https:npl-feed-a:8081", false));
+    assert_eq!((plain.obstacle(), tls.obstacle()), (None, Some("the replica is not ready")));
     let mut deleted = pod("npl-feed-a", "True", &json!([]));
     deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     assert_eq!(replica(&deleted), None);
+}
+
+/// The API server's proxy has no client certificate: a request would end with the API server's TLS error.
+#[test]
+fn a_replica_that_requires_a_client_certificate_is_not_asked() {
+    let variables = json!([{ "name": "NPL_FEED_TLS_CERT" }, { "name": "NPL_FEED_TLS_CLIENT_CA" }]);
+    let mut by_flag = pod("npl-feed-b", "True", &json!([]));
+    by_flag["spec"]["containers"][0]["args"] = json!(["--tls-cert=a.pem", "--tls-client-ca=b.pem"]);
+    for replica in [replica(&pod("npl-feed-a", "True", &variables)), replica(&by_flag)].map(Option::unwrap) {
+        assert!(replica.proxied.starts_with("https:"), "{replica:?}");
+        assert!(replica.obstacle().is_some_and(|text| text.contains("requires a client certificate")), "{replica:?}");
+    }
 }
 
 #[test]
