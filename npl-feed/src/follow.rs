@@ -67,8 +67,9 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
     }
     let is_first = publisher.borrow().is_none();
     let changed = state.refresh();
-    for refusal in state.take_refusals() {
-        log(&refusal);
+    let refusals = state.take_refusals();
+    refusals.iter().for_each(log);
+    if !refusals.is_empty() {
         status.set_left_out(&state.left_out_by_reason());
     }
     let Some(snapshot) = changed.or_else(|| is_first.then(|| state.snapshot())) else { return };

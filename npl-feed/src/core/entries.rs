@@ -13,7 +13,7 @@ use std::{
 };
 
 use npl_agent::core::{
-    model::{NodePort, PodKey, Protocol, settings::PortRange},
+    model::{self, NodePort, PodKey, Protocol, settings::PortRange},
     publish::annotation::{Entry, published_entries},
 };
 
@@ -28,22 +28,26 @@ pub enum LeftOut {
     UnknownNode,
     /// The address in the entry does not belong to the Pod's Node.
     ForeignAddress,
-    /// The node port in the entry is outside `--port-range` and is not a host port of the Pod.
+    /// The node port in the entry is outside `--port-range`, and is not a host port of the Pod at the entry's address.
     PortOutOfRange,
     /// The Pod is on the host network, and the node port in the entry differs from the Pod port in the entry.
     OtherPodPort,
+    /// The annotation, or the Pod itself, is larger than [`bound`] permits, or the entry is not among the first
+    /// [`MOST_ENTRIES`] entries of the annotation.
+    Oversized,
     /// Another Pod, whose [`Claim`] takes precedence, publishes the same address, node port and protocol.
     Contested,
 }
 
 impl LeftOut {
     /// All reasons, in the order in which the metrics list them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Malformed,
         Self::UnknownNode,
         Self::ForeignAddress,
         Self::PortOutOfRange,
         Self::OtherPodPort,
+        Self::Oversized,
         Self::Contested,
     ];
 
@@ -55,6 +59,7 @@ impl LeftOut {
             Self::ForeignAddress => "foreign_address",
             Self::PortOutOfRange => "port_out_of_range",
             Self::OtherPodPort => "other_pod_port",
+            Self::Oversized => "oversized",
             Self::Contested => "contested",
         }
     }
@@ -74,13 +79,47 @@ pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
 
+/// The maximum number of entries that the feed serves for one Pod. An agent writes one entry for each Pod port, protocol
+/// and IP family.
+pub const MOST_ENTRIES: usize = 256;
+/// The maximum length in bytes of an annotation. The agent's longest entry has about 150 bytes.
+pub const LONGEST_ANNOTATION: usize = 160 * MOST_ENTRIES;
+/// The maximum length in bytes of all labels of a Pod together.
+const LONGEST_LABELS: usize = 16 * 1024;
+/// The maximum number of container ports of a Pod.
+const MOST_CONTAINER_PORTS: usize = 1024;
+
+/// The annotation of a Pod whose annotation, labels or container ports were dropped by [`bound`]. No agent writes this
+/// value, because it is not JSON.
+const OVERSIZED: &str = "oversized";
+
+/// Bounds the memory that a Pod takes in the feed: a malicious user may write an annotation, labels and container ports
+/// of a megabyte. If one of them exceeds its limit, the feed drops all three, and serves no entry of the Pod.
+pub fn bound(pod: &mut model::Pod) {
+    let labels: usize = pod.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let annotation = pod.annotation.as_ref().map_or(0, String::len);
+    if annotation > LONGEST_ANNOTATION || labels > LONGEST_LABELS || pod.ports.len() > MOST_CONTAINER_PORTS {
+        pod.annotation = pod.annotation.as_ref().map(|_| OVERSIZED.to_owned());
+        pod.labels = BTreeMap::new();
+        pod.ports = Vec::new();
+    }
+}
+
 /// Returns the entries that can lead to the Pod, without duplicates, and the number of left-out entries by reason.
 pub fn of_pod(pod: &Pod, node: Option<&Node>, range: PortRange) -> (Vec<Entry>, BTreeMap<LeftOut, usize>) {
     let mut left_out = BTreeMap::new();
     let Some(text) = pod.object.annotation.as_deref().filter(|_| !pod.object.is_finished) else {
         return (Vec::new(), left_out);
     };
-    let (entries, malformed) = published_entries(text);
+    if text == OVERSIZED || text.len() > LONGEST_ANNOTATION {
+        left_out.insert(LeftOut::Oversized, 1);
+        return (Vec::new(), left_out);
+    }
+    let (mut entries, malformed) = published_entries(text);
+    if entries.len() > MOST_ENTRIES {
+        left_out.insert(LeftOut::Oversized, entries.len() - MOST_ENTRIES);
+        entries.truncate(MOST_ENTRIES);
+    }
     if malformed > 0 {
         left_out.insert(LeftOut::Malformed, malformed);
     }
@@ -103,13 +142,14 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
     if !addresses.any(|ip| *ip == entry.node_ip) {
         return Some(LeftOut::ForeignAddress);
     }
-    if pod.object.host_network {
-        return (entry.node_port.0 != entry.pod_port.0).then_some(LeftOut::OtherPodPort);
+    let mut host_ports = pod.object.host_ports(entry.pod_port, entry.protocol, Some(entry.node_ip));
+    if host_ports.any(|port| port == entry.node_port) {
+        None
+    } else if pod.object.host_network {
+        Some(LeftOut::OtherPodPort)
+    } else {
+        (!range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
     }
-    let is_host_port = pod.object.ports.iter().any(|port| {
-        port.host_port == Some(entry.node_port) && port.port == entry.pod_port && port.protocol == entry.protocol
-    });
-    (!is_host_port && !range.contains(entry.node_port)).then_some(LeftOut::PortOutOfRange)
 }
 
 /// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
@@ -147,7 +187,9 @@ impl Claims {
     /// Removes a Pod's claim to a target.
     pub fn remove(&mut self, target: &Target, claim: &Claim) {
         if let Some(claims) = self.0.get_mut(target) {
-            claims.retain(|known| known != claim);
+            if let Ok(place) = claims.binary_search(claim) {
+                claims.remove(place);
+            }
             if claims.is_empty() {
                 self.0.remove(target);
             }
@@ -164,9 +206,13 @@ impl Claims {
         self.0.contains_key(target)
     }
 
-    /// Returns the Pods that claim the target.
-    pub fn claimants(&self, target: &Target) -> impl Iterator<Item = &PodKey> {
-        self.0.get(target).into_iter().flatten().map(|claim| &claim.pod)
+    /// If the Pod's claim to the target takes precedence, returns the Pod that would hold the target without this claim.
+    /// All further Pods with a claim are unaffected by the Pod.
+    pub fn displaced_by(&self, target: &Target, pod: &PodKey) -> Option<&PodKey> {
+        match self.0.get(target).map(Vec::as_slice) {
+            Some([first, second, ..]) if first.pod == *pod => Some(&second.pod),
+            _ => None,
+        }
     }
 }
 

@@ -5,11 +5,13 @@
 //! with the same version, regardless of the order in which the objects arrive. Therefore, all replicas serve the same
 //! versions, and an unchanged snapshot is not sent again.
 
+mod draining;
 pub mod entries;
 pub mod members;
 pub mod model;
 pub mod snapshot;
 pub mod state;
+pub(crate) mod work;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -3,7 +3,8 @@
 //! of its content.
 
 use std::{
-    collections::BTreeMap,
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
     net::IpAddr,
     sync::{Arc, OnceLock},
@@ -11,6 +12,8 @@ use std::{
 
 use npl_agent::core::model::{ObjectKey, Protocol, ServiceKey};
 use ring::digest;
+
+use super::work::{self, Operation};
 
 /// The version of a snapshot or group: the first 16 bytes of the SHA-256 of the content, displayed as 32 hexadecimal
 /// digits.
@@ -20,6 +23,7 @@ pub struct Version(u128);
 impl Version {
     /// Computes the version from the serialized content.
     pub fn of(content: &[u8]) -> Self {
+        work::count(Operation::Digest, 1);
         let digest = digest::digest(&digest::SHA256, content);
         let bytes = digest.as_ref().first_chunk::<16>().copied().unwrap_or_default();
         Self(u128::from_be_bytes(bytes))
@@ -118,6 +122,8 @@ pub struct Group {
     pub version: Version,
     /// The encoded members, which all xDS clients share.
     pub encoded: Memo,
+    /// The versions of the xDS resources with the group's canonical name, which all xDS clients share.
+    pub resource_versions: Versions,
 }
 
 /// Bytes that are computed from a group at their first use, and kept as long as the group. The bytes are derived from
@@ -140,6 +146,29 @@ impl PartialEq for Memo {
 
 impl Eq for Memo {}
 
+/// The versions of resources that are derived from a group, by a small number for each type of resource. Each is computed
+/// at its first use. As for [`Memo`], comparisons of groups ignore them.
+#[derive(Debug, Clone, Default)]
+pub struct Versions([OnceLock<Version>; 4]);
+
+impl Versions {
+    /// Returns the version of the resource type with this number, which `compute` computes at the first use.
+    pub fn get(&self, number: usize, compute: impl FnOnce() -> Version) -> Version {
+        match self.0.get(number) {
+            Some(version) => *version.get_or_init(compute),
+            None => compute(),
+        }
+    }
+}
+
+impl PartialEq for Versions {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Versions {}
+
 impl Group {
     /// Creates a group: sorts the members and computes the version.
     pub fn new(key: PortKey, name: Option<Arc<str>>, mut members: Vec<Member>) -> Self {
@@ -154,7 +183,8 @@ impl Group {
             let condition = condition.as_str();
             let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
-        Self { key, name, members, version: Version::of(content.as_bytes()), encoded: Memo::default() }
+        let version = Version::of(content.as_bytes());
+        Self { key, name, members, version, encoded: Memo::default(), resource_versions: Versions::default() }
     }
 
     /// Returns the name of the Service port, or the port's number if the port has no name.
@@ -199,6 +229,25 @@ impl Snapshot {
     /// Returns the groups of all Service ports, sorted by key.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
         self.groups.values()
+    }
+
+    /// Returns the Services whose groups differ from the groups of an earlier snapshot of the same cluster. Only the
+    /// addresses of the groups are compared, because [`super::state::State`] keeps unchanged groups.
+    pub fn services_changed_since(&self, earlier: &Self) -> BTreeSet<ServiceKey> {
+        let mut changed = BTreeSet::new();
+        let (mut new, mut old) = (self.groups.iter().peekable(), earlier.groups.iter().peekable());
+        loop {
+            let order = match (new.peek(), old.peek()) {
+                (Some((new, _)), Some((old, _))) => new.cmp(old),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (None, None) => return changed,
+            };
+            let new = if order == Ordering::Greater { None } else { new.next() };
+            let old = if order == Ordering::Less { None } else { old.next() };
+            let is_kept = new.zip(old).is_some_and(|((_, new), (_, old))| Arc::ptr_eq(new, old));
+            changed.extend(new.or(old).filter(|_| !is_kept).map(|(key, _)| key.service.clone()));
+        }
     }
 
     /// Returns the groups of one Service, sorted by port number and protocol.

@@ -11,10 +11,12 @@ use std::{
 use npl_agent::core::model::{ObjectKey, PodKey, ServiceKey, settings::PortRange};
 
 use super::{
+    draining::Draining,
     entries::{Claim, Claims, LeftOut, Served, Target, Withdrawn, target},
     members,
     model::{Change, Node, Pod, Service},
     snapshot::{Group, PortKey, Snapshot},
+    work::{self, Operation},
 };
 
 /// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the feed's memory if the entries
@@ -43,8 +45,7 @@ pub struct State {
     services: BTreeMap<ServiceKey, Service>,
     nodes: BTreeMap<Arc<str>, Node>,
     claims: Claims,
-    /// The Pods that have withdrawn entries.
-    draining: BTreeSet<PodKey>,
+    draining: Draining,
     groups: BTreeMap<PortKey, Arc<Group>>,
     /// The Services whose groups must be recomputed.
     dirty: BTreeSet<ServiceKey>,
@@ -64,7 +65,7 @@ impl State {
             services: BTreeMap::new(),
             nodes: BTreeMap::new(),
             claims: Claims::default(),
-            draining: BTreeSet::new(),
+            draining: Draining::default(),
             groups: BTreeMap::new(),
             dirty: BTreeSet::new(),
             refused: BTreeSet::new(),
@@ -135,13 +136,12 @@ impl State {
 
     /// Returns the time at which the next drain of an entry ends, in milliseconds of the monotonic clock.
     pub fn next_end(&self) -> Option<u64> {
-        let draining = self.draining.iter().filter_map(|key| self.pods.get(key));
-        draining.flat_map(|served| &served.withdrawn).map(|withdrawn| withdrawn.until).min()
+        self.draining.next_end()
     }
 
     /// Removes the withdrawn entries whose drain is over.
     pub fn expire(&mut self, now: u64) {
-        for key in self.draining.clone() {
+        for key in self.draining.ended(now) {
             self.keep_withdrawn(&key, |withdrawn| withdrawn.until > now);
         }
     }
@@ -189,6 +189,14 @@ impl State {
         sums
     }
 
+    /// Returns whether the index of the draining entries corresponds to the Pods.
+    #[cfg(test)]
+    pub(super) fn has_right_index(&self) -> bool {
+        let mut draining = Draining::default();
+        self.pods.iter().for_each(|(key, served)| draining.add(key, &served.withdrawn));
+        self.draining == draining
+    }
+
     fn left_out(&self, key: &PodKey) -> BTreeMap<LeftOut, usize> {
         let Some(served) = self.pods.get(key) else { return BTreeMap::new() };
         let mut left_out = served.left_out.clone();
@@ -212,8 +220,9 @@ impl State {
             let until = now.saturating_add(self.drain);
             let withdrawn = former.entries.into_iter().map(|entry| Withdrawn { entry, until });
             let draining = former.withdrawn.into_iter().chain(withdrawn);
-            let is_free = |it: &Withdrawn| !served.entries.contains(&it.entry) && !self.claims.has(&target(&it.entry));
-            served.withdrawn = draining.filter(is_free).collect();
+            let own: BTreeSet<Target> = served.entries.iter().map(target).collect();
+            let is_free = |target: &Target| !own.contains(target) && !self.claims.has(target);
+            served.withdrawn = draining.filter(|it| is_free(&target(&it.entry))).collect();
             let beyond = served.withdrawn.len().saturating_sub(MOST_WITHDRAWN);
             served.withdrawn.drain(..beyond);
         }
@@ -245,12 +254,10 @@ impl State {
         }
         // If a Pod claims the target of another Pod's draining entry, the feed no longer serves the draining entry.
         let claimed: BTreeSet<Target> = served.entries.iter().map(target).collect();
-        for other in self.draining.clone() {
+        for other in self.draining.at(&claimed) {
             self.keep_withdrawn(&other, |withdrawn| !claimed.contains(&target(&withdrawn.entry)));
         }
-        if !served.withdrawn.is_empty() {
-            self.draining.insert(key.clone());
-        }
+        self.draining.add(&key, &served.withdrawn);
         self.pods.insert(key.clone(), Box::new(served));
         self.touch_pod(&key);
     }
@@ -259,8 +266,8 @@ impl State {
     /// the entries that the feed served.
     fn detach_pod(&mut self, key: &PodKey) -> Option<Served> {
         self.touch_pod(key);
-        self.draining.remove(key);
         let mut served = self.pods.remove(key)?;
+        self.draining.remove(key, &served.withdrawn);
         let claim = Claim::of(&served.pod);
         served.entries.retain(|entry| {
             let is_held = self.claims.is_held_by(&target(entry), key);
@@ -273,31 +280,33 @@ impl State {
     /// Removes those withdrawn entries of a Pod that `keep` rejects, even before the end of their drain.
     fn keep_withdrawn(&mut self, key: &PodKey, keep: impl Fn(&Withdrawn) -> bool) {
         let Some(served) = self.pods.get_mut(key) else { return };
+        work::count(Operation::Visit, 1);
+        self.draining.remove(key, &served.withdrawn);
         let before = served.withdrawn.len();
         served.withdrawn.retain(keep);
+        self.draining.add(key, &served.withdrawn);
         if served.withdrawn.len() == before {
             return;
         }
-        let (is_drained, is_kept) = (served.withdrawn.is_empty(), served.is_kept());
+        let is_kept = served.is_kept();
         self.touch_pod(key);
-        if is_drained {
-            self.draining.remove(key);
-        }
         if !is_kept {
             self.remove_pod(key);
         }
     }
 
-    /// Marks for recomputation the Services that select this Pod, or another Pod that claims one of this Pod's targets.
+    /// Marks for recomputation the Services that select this Pod, or a Pod that does not hold a target because of this
+    /// Pod's claim.
     fn touch_pod(&mut self, key: &PodKey) {
         self.refused.insert(key.clone());
         let Some(served) = self.pods.get(key) else { return };
         let mut pods = BTreeSet::from([key]);
         for entry in &served.entries {
-            pods.extend(self.claims.claimants(&target(entry)));
+            pods.extend(self.claims.displaced_by(&target(entry), key));
         }
         for pod in pods {
             let Some(other) = self.pods.get(pod) else { continue };
+            work::count(Operation::Visit, 1);
             self.refused.insert(pod.clone());
             let services = in_namespace(&self.services, &pod.namespace);
             self.dirty.extend(

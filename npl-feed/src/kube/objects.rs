@@ -20,7 +20,10 @@ use npl_agent::{
 };
 use serde::Deserialize;
 
-use crate::core::model::{Change, NamedPort, Node, Pod, Service};
+use crate::core::{
+    entries,
+    model::{Change, NamedPort, Node, Pod, Service},
+};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -97,6 +100,7 @@ impl Watched for FeedPod {
         // many thousand Pods.
         object.ips = Vec::new();
         object.ports.shrink_to_fit();
+        entries::bound(&mut object);
         let pod = Pod { object, node, is_ready, created: created.unwrap_or_default() };
         Some(Converted { object: pod, skipped })
     }

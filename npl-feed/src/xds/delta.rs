@@ -10,9 +10,9 @@ use super::{
     encode::Reply,
     request::DeltaRequest,
     resources::{self, Kind},
-    session::{MOST_NAMES, Session, Subscribed, answer, is_short_enough},
+    session::{MOST_NAMES, Names, Session, Subscribed, Trigger, answer, is_short_enough},
 };
-use crate::core::snapshot::{Snapshot, Version};
+use crate::core::snapshot::Snapshot;
 
 /// The state of one xDS stream of the delta variant.
 #[derive(Debug, Default)]
@@ -23,8 +23,7 @@ pub(super) struct Delta {
 
 #[derive(Debug, Default)]
 struct Subscription {
-    is_wildcard: bool,
-    names: BTreeSet<String>,
+    names: Names,
     /// The versions of the resources that the client has, by name. A version is a string, because the client sends
     /// versions as strings after a reconnect.
     known: BTreeMap<String, String>,
@@ -35,7 +34,7 @@ struct Subscription {
 impl Subscription {
     fn subscribe(&mut self, kind: Kind, request: &DeltaRequest, is_new: bool) {
         if is_new {
-            self.is_wildcard = kind.is_complete() && request.resource_names_subscribe.is_empty();
+            self.names.is_wildcard = kind.is_complete() && request.resource_names_subscribe.is_empty();
             let known = request.initial_resource_versions.iter();
             let known =
                 known.filter(|(name, version)| is_short_enough(name) && is_short_enough(version)).take(MOST_NAMES);
@@ -43,17 +42,17 @@ impl Subscription {
         }
         for name in &request.resource_names_unsubscribe {
             if name == "*" {
-                self.is_wildcard = false;
+                self.names.is_wildcard = false;
             }
-            self.names.remove(name);
+            self.names.explicit.remove(name);
             self.known.remove(name);
             self.absent.remove(name);
         }
         for name in &request.resource_names_subscribe {
             if name == "*" {
-                self.is_wildcard = kind.is_complete();
-            } else if self.names.len() < MOST_NAMES && is_short_enough(name) {
-                self.names.insert(name.clone());
+                self.names.is_wildcard = kind.is_complete();
+            } else if self.names.explicit.len() < MOST_NAMES && is_short_enough(name) {
+                self.names.explicit.insert(name.clone());
                 if !is_new {
                     // If the client subscribes to a name again, the feed sends the resource again, as the protocol
                     // requires.
@@ -62,12 +61,6 @@ impl Subscription {
                 self.absent.remove(name);
             }
         }
-    }
-
-    fn wanted(&self, kind: Kind, snapshot: &Snapshot) -> BTreeMap<String, Version> {
-        let all = if self.is_wildcard { resources::all_names(kind, snapshot) } else { Vec::new() };
-        let names = all.into_iter().chain(self.names.iter().cloned());
-        names.filter_map(|name| resources::version(kind, &name, snapshot).map(|version| (name, version))).collect()
     }
 }
 
@@ -84,7 +77,11 @@ impl Session for Delta {
             (false, error) => answer(error.is_some()),
             (true, _) => "subscribe",
         };
-        Subscribed { kind: kind.as_str(), event, due: Some((kind, is_new)) }
+        // A mere ACK or NACK gets no response, because each new snapshot is sent at once.
+        let has_changed =
+            !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
+        let trigger = if is_new { Some(Trigger::Request) } else { has_changed.then_some(Trigger::Subscription) };
+        Subscribed { kind: kind.as_str(), event, due: trigger.map(|trigger| (kind, trigger)) }
     }
 
     fn kinds(&self) -> Vec<Kind> {
@@ -92,35 +89,37 @@ impl Session for Delta {
     }
 
     fn names(&self) -> usize {
-        self.subscriptions.values().map(|subscription| subscription.names.len().max(subscription.known.len())).sum()
+        self.subscriptions
+            .values()
+            .map(|subscription| subscription.names.explicit.len().max(subscription.known.len()))
+            .sum()
     }
 
-    /// Returns a response with the resources whose versions differ from the client's versions. If `is_due`, returns a
-    /// response even without changes, so that a client with a wildcard subscription knows that it has all resources.
-    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply> {
-        let subscription = self.subscriptions.get_mut(&kind)?;
-        let wanted = subscription.wanted(kind, snapshot);
-        let mut changed = Vec::new();
-        for (name, version) in &wanted {
-            let version = version.to_string();
-            if subscription.known.get(name) == Some(&version) {
-                continue;
-            }
-            if let Some(resource) = resources::resource(kind, name, snapshot) {
-                changed.push((name, version.clone(), resource));
-                subscription.known.insert(name.clone(), version);
+    /// Returns a response with the resources whose versions differ from the client's versions. If the trigger demands an
+    /// answer, returns a response even without changes, so that a client with a wildcard subscription knows that it has
+    /// all resources.
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Option<Reply> {
+        let Subscription { names, known, absent } = self.subscriptions.get_mut(&kind)?;
+        let (mut changed, mut removed) = (Vec::new(), Vec::new());
+        for name in names.affected(trigger, snapshot, known) {
+            if let Some(version) = names.version(kind, &name, snapshot) {
+                absent.remove(&name);
+                let version = version.to_string();
+                if known.get(&name) != Some(&version)
+                    && let Some(resource) = resources::resource(kind, &name, snapshot)
+                {
+                    known.insert(name.clone(), version.clone());
+                    changed.push((name, version, resource));
+                }
+            } else {
+                let was_known = known.remove(&name).is_some();
+                let is_new = names.explicit.contains(&name) && absent.insert(name.clone());
+                if was_known || is_new {
+                    removed.push(name);
+                }
             }
         }
-        let mut removed: Vec<String> =
-            subscription.known.keys().filter(|name| !wanted.contains_key(*name)).cloned().collect();
-        for name in subscription.names.iter().filter(|name| !wanted.contains_key(*name)) {
-            if subscription.absent.insert(name.clone()) && !removed.contains(name) {
-                removed.push(name.clone());
-            }
-        }
-        subscription.known.retain(|name, _| wanted.contains_key(name));
-        subscription.absent.retain(|name| !wanted.contains_key(name));
-        if changed.is_empty() && removed.is_empty() && !is_due {
+        if changed.is_empty() && removed.is_empty() && trigger != Trigger::Request {
             return None;
         }
         self.responses += 1;
@@ -132,7 +131,7 @@ impl Session for Delta {
             ..DeltaDiscoveryResponse::default()
         });
         for (name, version, resource) in changed {
-            reply.push_named(name, &version, resource);
+            reply.push_named(&name, &version, resource);
         }
         Some(reply)
     }

@@ -20,7 +20,7 @@ mod served_tests;
 #[cfg(test)]
 mod tests;
 
-use std::{convert::Infallible, error::Error as _, sync::Arc};
+use std::{convert::Infallible, error::Error as _, mem, sync::Arc};
 
 use axum::{
     Extension, Router,
@@ -43,7 +43,7 @@ use self::{
     frames::Requests,
     limits::{Limits, OpenStream},
     resources::Kind,
-    session::{Session, Subscribed},
+    session::{Session, Subscribed, Trigger},
     sotw::StateOfTheWorld,
 };
 use crate::{
@@ -194,9 +194,10 @@ impl<S: Session> Serving<'_, S> {
                 }
                 changed = published.changed() => {
                     changed.map_err(|_closed| ending())?;
-                    snapshot = published.borrow_and_update().clone().unwrap_or_default();
+                    let former = mem::replace(&mut snapshot, published.borrow_and_update().clone().unwrap_or_default());
+                    let services = snapshot.services_changed_since(&former);
                     for kind in self.session.kinds() {
-                        self.respond(kind, &snapshot, false).await?;
+                        self.respond(kind, &snapshot, Trigger::Snapshot(&services)).await?;
                     }
                     // New Services of a wildcard subscription may exceed the limit, because the feed refuses only
                     // requests.
@@ -212,8 +213,8 @@ impl<S: Session> Serving<'_, S> {
         // The names are counted before a response is built, and again after it is built, because a response to a
         // wildcard subscription adds names.
         self.count_names()?;
-        let Some((kind, is_due)) = due else { return Ok(()) };
-        self.respond(kind, snapshot, is_due).await?;
+        let Some((kind, trigger)) = due else { return Ok(()) };
+        self.respond(kind, snapshot, trigger).await?;
         self.count_names()
     }
 
@@ -221,8 +222,8 @@ impl<S: Session> Serving<'_, S> {
         if self.stream.request_names(self.session.names()) { Ok(()) } else { Err(too_many_names(self.stream)) }
     }
 
-    async fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Result<(), tonic::Status> {
-        let Some(response) = self.session.respond(kind, snapshot, is_due) else { return Ok(()) };
+    async fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Result<(), tonic::Status> {
+        let Some(response) = self.session.respond(kind, snapshot, trigger) else { return Ok(()) };
         self.status.count_xds(kind.as_str(), "sent");
         self.answers.send(response).await
     }

@@ -104,7 +104,9 @@ impl Kind {
 /// assignment, a client would wait for an assignment, or keep the last members of a removed Service.
 pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Encoded> {
     let group = names::find(snapshot, name);
-    version_of(kind, name, group)?;
+    if !exists(kind, group) {
+        return None;
+    }
     let (head, shared) = match kind {
         Kind::Cluster => (cluster(name).value, Bytes::new()),
         Kind::Listener => (listener(name).value, Bytes::new()),
@@ -118,17 +120,27 @@ pub(super) fn resource(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<En
     Some(Encoded { type_url: kind.url(), head, shared })
 }
 
-/// Returns the version of a resource without building the resource.
-pub(super) fn version(kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
-    version_of(kind, name, names::find(snapshot, name))
+/// Returns the version of the resource with this name, without building the resource; `None` if the resource does not
+/// exist. `group` is the group to which the name refers.
+///
+/// All streams share the version of the canonical name, which the group keeps: for a client with thousands of clusters,
+/// a look-up is much cheaper than a digest.
+pub(super) fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Version> {
+    let content = || match (kind, group) {
+        (Kind::Endpoints, group) => {
+            let members = group.map(|group| group.version).unwrap_or_default();
+            of_content(kind, &format!("{name}\n{members}"))
+        }
+        (Kind::Cluster | Kind::Listener | Kind::Routes, _) => of_content(kind, name),
+    };
+    exists(kind, group).then(|| match group {
+        Some(group) if names::is_canonical(name, group) => group.resource_versions.get(kind as usize, content),
+        _ => content(),
+    })
 }
 
-fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> Option<Version> {
-    if kind == Kind::Endpoints {
-        let members = group.map(|group| group.version).unwrap_or_default();
-        return Some(of_content(kind, &format!("{name}\n{members}")));
-    }
-    group.filter(|group| group.key.protocol == Protocol::Tcp).map(|_| of_content(kind, name))
+fn exists(kind: Kind, group: Option<&Arc<Group>>) -> bool {
+    kind == Kind::Endpoints || group.is_some_and(|group| group.key.protocol == Protocol::Tcp)
 }
 
 /// Computes the version of a resource without building the resource. The version is a digest of the input from which
@@ -179,17 +191,11 @@ fn sample_group() -> Arc<Group> {
     Arc::new(Group::new(key, None, members))
 }
 
-/// Returns the names of all resources of a type, for a wildcard subscription. Listeners and routes are for gRPC
-/// clients, and are served only by name: a proxy that subscribes to all listeners would reject listeners without an
-/// address.
-pub(super) fn all_names(kind: Kind, snapshot: &Snapshot) -> Vec<String> {
-    match kind {
-        Kind::Cluster | Kind::Endpoints => {
-            let tcp = snapshot.groups().filter(|group| group.key.protocol == Protocol::Tcp);
-            tcp.map(|group| names::of(group)).collect()
-        }
-        Kind::Listener | Kind::Routes => Vec::new(),
-    }
+/// Returns whether a wildcard subscription includes the resource of a group with the canonical name. Listeners and
+/// routes are for gRPC clients, and are served only by name: a proxy that subscribes to all listeners would reject
+/// listeners without an address.
+pub(super) fn is_in_wildcard(kind: Kind, group: &Group) -> bool {
+    matches!(kind, Kind::Cluster | Kind::Endpoints) && group.key.protocol == Protocol::Tcp
 }
 
 fn ads() -> ConfigSource {
@@ -266,9 +272,7 @@ fn assignment(
     }
     let endpoints = by_zone.into_iter().map(|(zone, lb_endpoints)| LocalityLbEndpoints {
         locality: Some(Locality { zone: zone.to_owned(), ..Locality::default() }),
-        // gRPC ignores a locality without a weight. The weight of a locality is the number of its members, so that each
-        // member gets the same share of requests.
-        load_balancing_weight: Some(UInt32Value { value: u32::try_from(lb_endpoints.len()).unwrap_or(u32::MAX) }),
+        load_balancing_weight: weight(&lb_endpoints),
         lb_endpoints,
         ..LocalityLbEndpoints::default()
     });
@@ -277,6 +281,14 @@ fn assignment(
         endpoints: endpoints.collect(),
         ..ClusterLoadAssignment::default()
     }
+}
+
+/// Returns the weight of a locality: the number of its ready members, so that each ready member gets the same share of
+/// requests. gRPC divides the requests by the weights of the localities, and only then ignores members that are not
+/// ready. A locality without ready members has no weight, because the weight 0 is invalid; gRPC ignores such a locality.
+fn weight(endpoints: &[LbEndpoint]) -> Option<UInt32Value> {
+    let ready = endpoints.iter().filter(|endpoint| endpoint.health_status() == HealthStatus::Healthy).count();
+    (ready > 0).then(|| UInt32Value { value: u32::try_from(ready).unwrap_or(u32::MAX) })
 }
 
 fn endpoint(member: &Member, protocol: Protocol, metadata: Option<Metadata>) -> LbEndpoint {
@@ -319,7 +331,7 @@ mod tests {
         let one = snapshot(vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61000))]);
         let other = snapshot(vec![pod("a", "n1", &annotation(8080, "192.0.2.1", 61001))]);
         for kind in Kind::ALL {
-            let of = |name, snapshot| version(kind, name, snapshot).unwrap();
+            let of = |name, snapshot| version_of(kind, name, names::find(snapshot, name)).unwrap();
             assert_ne!(of("web.default:http", &one), of("web.default:80", &one), "{kind:?}: the names differ");
             let is_equal = of("web.default:http", &one) == of("web.default:http", &other);
             assert_eq!(is_equal, kind != Kind::Endpoints, "{kind:?}: only endpoints have members");

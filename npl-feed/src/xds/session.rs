@@ -1,8 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The code that both variants of xDS share: state of the world and delta.
 
-use super::{encode::Reply, resources::Kind};
-use crate::core::snapshot::{LONGEST_NAME, Snapshot};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
+
+use npl_agent::core::model::ServiceKey;
+
+use super::{
+    encode::Reply,
+    names,
+    resources::{self, Kind},
+};
+use crate::core::snapshot::{LONGEST_NAME, Snapshot, Version};
 
 /// The result of a request to a session: the resource type and the event for the metrics, and the response that is due.
 #[derive(Debug)]
@@ -11,9 +22,70 @@ pub(super) struct Subscribed {
     pub(super) kind: &'static str,
     /// The event for the metrics: `subscribe`, `ack`, `nack`, `stale` or `unknown_type`.
     pub(super) event: &'static str,
-    /// The type for which the caller must call [`Session::respond`], and the value of `is_due`; `None` if the request
-    /// gets no response.
-    pub(super) due: Option<(Kind, bool)>,
+    /// The type for which the caller must call [`Session::respond`], and the trigger; `None` if the request gets no
+    /// response.
+    pub(super) due: Option<(Kind, Trigger<'static>)>,
+}
+
+/// The reason why a response may be necessary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Trigger<'a> {
+    /// A request that must be answered even if the client already has all resources.
+    Request,
+    /// A request that has changed the subscriptions.
+    Subscription,
+    /// A new snapshot, in which only the groups of these Services differ from the snapshot of the last response.
+    Snapshot(&'a BTreeSet<ServiceKey>),
+}
+
+/// The names of one resource type to which a client subscribes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) is_wildcard: bool,
+    pub(super) explicit: BTreeSet<String>,
+}
+
+impl Names {
+    /// Returns the version of a resource; `None` if the client does not subscribe to the name, or the resource does not
+    /// exist.
+    pub(super) fn version(&self, kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
+        let group = names::find(snapshot, name);
+        let is_included = |group| resources::is_in_wildcard(kind, group) && names::is_canonical(name, group);
+        let is_wanted = self.explicit.contains(name) || self.is_wildcard && group.is_some_and(|it| is_included(it));
+        if is_wanted { resources::version_of(kind, name, group) } else { None }
+    }
+
+    /// Returns the names whose resources may differ from the resources that the client has. `known` contains the names of
+    /// these resources.
+    ///
+    /// After a new snapshot, these are the names of the changed Services, so that the work for a client with thousands
+    /// of clusters depends on the number of changes.
+    pub(super) fn affected<V>(
+        &self,
+        trigger: Trigger<'_>,
+        snapshot: &Snapshot,
+        known: &BTreeMap<String, V>,
+    ) -> BTreeSet<String> {
+        let mut affected = BTreeSet::new();
+        let Trigger::Snapshot(services) = trigger else {
+            affected.extend(self.explicit.iter().chain(known.keys()).cloned());
+            if self.is_wildcard {
+                affected.extend(snapshot.groups().map(|group| names::of(group)));
+            }
+            return affected;
+        };
+        for service in services {
+            let prefix = names::of_service(service);
+            let range = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+            let is_of_service = |name: &&String| name.starts_with(&prefix);
+            affected.extend(self.explicit.range::<str, _>(range).take_while(is_of_service).cloned());
+            affected.extend(known.range::<str, _>(range).map(|(name, _)| name).take_while(is_of_service).cloned());
+            if self.is_wildcard {
+                affected.extend(snapshot.service(&service.namespace, &service.name).map(|group| names::of(group)));
+            }
+        }
+        affected
+    }
 }
 
 /// The state machine of one xDS stream.
@@ -24,9 +96,9 @@ pub(super) trait Session: Default + Send + 'static {
     fn subscribe(&mut self, request: &Self::Request) -> Subscribed;
     /// Returns the types with subscriptions, in the order in which a client needs their responses.
     fn kinds(&self) -> Vec<Kind>;
-    /// Returns the response with the changes since the last response of the type; `None` if there are none and
-    /// `is_due` is false.
-    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply>;
+    /// Returns the response with the changes since the last response of the type; `None` if there are none and the
+    /// trigger demands no answer.
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Option<Reply>;
     /// Returns the number of names in memory: for each type, the subscribed names or the names of the resources that
     /// the client has, whichever are more.
     fn names(&self) -> usize;

@@ -2,7 +2,7 @@
 //! The state-of-the-world variant of xDS. A request names all subscribed resources. A response to a new snapshot
 //! contains all subscribed clusters and listeners, but only the changed endpoints and routes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, mem};
 
 use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 
@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::StateOfTheWorldRequest,
     resources::{self, Kind},
-    session::{MOST_NAMES, Session, Subscribed, answer, is_short_enough},
+    session::{MOST_NAMES, Names, Session, Subscribed, Trigger, answer, is_short_enough},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -23,12 +23,11 @@ pub(super) struct StateOfTheWorld {
 
 #[derive(Debug, Default)]
 struct Subscription {
-    is_wildcard: bool,
+    names: Names,
     /// Whether a request for resources of this type has named resources. After such a request, an empty list of names
     /// unsubscribes from all resources. Before such a request, an empty list of clusters or listeners is a wildcard
     /// subscription, and an empty list of endpoints or routes subscribes to nothing.
     has_named: bool,
-    names: BTreeSet<String>,
     /// By name: the versions of the resources that were sent to the client.
     sent: BTreeMap<String, Version>,
     /// The nonce of the last response; empty before the first response.
@@ -36,23 +35,18 @@ struct Subscription {
 }
 
 impl Subscription {
-    /// Replaces the subscribed names with the names in a request.
-    fn subscribe(&mut self, kind: Kind, names: &[String]) {
+    /// Replaces the subscribed names with the names in a request. Returns whether they have changed.
+    fn subscribe(&mut self, kind: Kind, names: &[String]) -> bool {
         let is_all = |name: &String| name == "*";
         self.has_named |= !names.is_empty();
-        self.is_wildcard = kind.is_complete() && (!self.has_named || names.iter().any(is_all));
-        self.names =
-            names.iter().filter(|name| !is_all(name) && is_short_enough(name)).take(MOST_NAMES).cloned().collect();
-        let names = &self.names;
-        if !self.is_wildcard {
-            self.sent.retain(|name, _| names.contains(name));
+        let is_wildcard = kind.is_complete() && (!self.has_named || names.iter().any(is_all));
+        let explicit = names.iter().filter(|name| !is_all(name) && is_short_enough(name)).take(MOST_NAMES);
+        let former = mem::replace(&mut self.names, Names { is_wildcard, explicit: explicit.cloned().collect() });
+        let explicit = &self.names.explicit;
+        if !is_wildcard {
+            self.sent.retain(|name, _| explicit.contains(name));
         }
-    }
-
-    fn wanted(&self, kind: Kind, snapshot: &Snapshot) -> BTreeMap<String, Version> {
-        let all = if self.is_wildcard { resources::all_names(kind, snapshot) } else { Vec::new() };
-        let names = all.into_iter().chain(self.names.iter().cloned());
-        names.filter_map(|name| resources::version(kind, &name, snapshot).map(|version| (name, version))).collect()
+        self.names != former
     }
 }
 
@@ -69,10 +63,12 @@ impl Session for StateOfTheWorld {
         if is_answer && request.response_nonce != subscription.nonce {
             return Subscribed { kind: kind.as_str(), event: "stale", due: None };
         }
-        subscription.subscribe(kind, &request.resource_names);
+        let has_changed = subscription.subscribe(kind, &request.resource_names);
         let event = if is_answer { answer(request.error_detail.is_some()) } else { "subscribe" };
-        // A request without a nonce, such as the first request after a reconnect, always gets a response.
-        Subscribed { kind: kind.as_str(), event, due: Some((kind, !is_answer)) }
+        // A request without a nonce, such as the first request after a reconnect, always gets a response. A mere ACK or
+        // NACK gets none, because each new snapshot is sent at once.
+        let trigger = if is_answer { has_changed.then_some(Trigger::Subscription) } else { Some(Trigger::Request) };
+        Subscribed { kind: kind.as_str(), event, due: trigger.map(|trigger| (kind, trigger)) }
     }
 
     fn kinds(&self) -> Vec<Kind> {
@@ -80,33 +76,45 @@ impl Session for StateOfTheWorld {
     }
 
     fn names(&self) -> usize {
-        self.subscriptions.values().map(|subscription| subscription.names.len().max(subscription.sent.len())).sum()
+        self.subscriptions
+            .values()
+            .map(|subscription| subscription.names.explicit.len().max(subscription.sent.len()))
+            .sum()
     }
 
     /// Returns a response if a subscribed resource is new or has changed, if a subscribed cluster or listener was
-    /// removed, or if `is_due` is true; otherwise returns `None`.
-    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, is_due: bool) -> Option<Reply> {
-        let subscription = self.subscriptions.get_mut(&kind)?;
-        let wanted = subscription.wanted(kind, snapshot);
-        let is_changed = |(name, version): &(&String, &Version)| subscription.sent.get(*name) != Some(*version);
-        let changed: Vec<&String> = wanted.iter().filter(is_changed).map(|(name, _)| name).collect();
-        let is_one_gone = subscription.sent.keys().any(|name| !wanted.contains_key(name));
+    /// removed, or if the trigger demands an answer; otherwise returns `None`.
+    fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Option<Reply> {
+        let Subscription { names, sent, nonce, .. } = self.subscriptions.get_mut(&kind)?;
+        let is_due = trigger == Trigger::Request;
+        let mut changed = Vec::new();
+        let mut is_one_gone = false;
+        for name in names.affected(trigger, snapshot, sent) {
+            match names.version(kind, &name, snapshot) {
+                Some(version) if sent.get(&name) == Some(&version) => {}
+                Some(version) => {
+                    sent.insert(name.clone(), version);
+                    changed.push(name);
+                }
+                None => is_one_gone |= sent.remove(&name).is_some(),
+            }
+        }
         if changed.is_empty() && !(kind.is_complete() && is_one_gone) && !is_due {
             return None;
         }
-        let names: Vec<&String> = if kind.is_complete() || is_due { wanted.keys().collect() } else { changed };
         self.responses += 1;
-        subscription.nonce = self.responses.to_string();
+        *nonce = self.responses.to_string();
         let mut reply = Reply::new(&DiscoveryResponse {
             version_info: snapshot.version().to_string(),
             type_url: kind.url(),
-            nonce: subscription.nonce.clone(),
+            nonce: nonce.clone(),
             ..DiscoveryResponse::default()
         });
+        let names: Vec<&String> =
+            if kind.is_complete() || is_due { sent.keys().collect() } else { changed.iter().collect() };
         for resource in names.into_iter().filter_map(|name| resources::resource(kind, name, snapshot)) {
             reply.push(resource);
         }
-        subscription.sent = wanted;
         Some(reply)
     }
 }

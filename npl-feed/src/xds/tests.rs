@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::{collections::BTreeSet, marker::PhantomData};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    marker::PhantomData,
+    mem,
+};
 
 use envoy_types::pb::{
     envoy::{
         config::{
-            cluster::v3::Cluster, core::v3::HealthStatus, endpoint::v3::ClusterLoadAssignment, listener::v3::Listener,
+            cluster::v3::Cluster,
+            core::v3::{HealthStatus, address::Address as AddressKind, socket_address::Protocol as SocketProtocol},
+            endpoint::v3::{ClusterLoadAssignment, LbEndpoint, LocalityLbEndpoints, lb_endpoint::HostIdentifier},
+            listener::v3::Listener,
             route::v3::RouteConfiguration,
         },
         service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse},
     },
     google::{protobuf::Any, rpc::Status as RpcStatus},
 };
-use proptest::prelude::*;
+use npl_agent::core::model::Protocol;
+use proptest::{prelude::*, sample::subsequence};
 use prost::Message as _;
 
 use super::{
@@ -20,16 +28,17 @@ use super::{
     encode::Reply,
     names,
     resources::Kind,
-    session::{Session, Subscribed},
+    session::{Session, Subscribed, Trigger},
     sotw,
 };
 use crate::{
     client_memory::Part,
     core::{
-        model::{Change, Pod},
+        model::{Change, NamedPort, Pod},
         snapshot::Snapshot,
         state::State,
         tests::{annotation, cluster, pod, service},
+        work::{self, Operation},
     },
 };
 
@@ -40,6 +49,8 @@ type Delta = Decoding<delta::Delta, DeltaDiscoveryResponse>;
 #[derive(Default)]
 struct Decoding<S, R> {
     session: S,
+    /// The snapshot of the last response.
+    last: Snapshot,
     response: PhantomData<R>,
 }
 
@@ -53,13 +64,16 @@ impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
     /// Handles a request of the complete message type, as it arrives from a client.
     fn on_request(&mut self, request: &impl prost::Message, snapshot: &Snapshot) -> Handled<R> {
         let Subscribed { kind, event, due } = self.session.subscribe(&received(request));
-        let reply = due.and_then(|(kind, is_due)| Some((kind, self.session.respond(kind, snapshot, is_due)?)));
+        self.last = snapshot.clone();
+        let reply = due.and_then(|(kind, trigger)| Some((kind, self.session.respond(kind, snapshot, trigger)?)));
         Handled { kind, event, response: reply.map(Self::decode) }
     }
 
     fn on_snapshot(&mut self, snapshot: &Snapshot) -> Vec<(&'static str, R)> {
+        let services = snapshot.services_changed_since(&mem::replace(&mut self.last, snapshot.clone()));
         let replies = self.session.kinds().into_iter();
-        let replies = replies.filter_map(|kind| Some((kind, self.session.respond(kind, snapshot, false)?)));
+        let trigger = Trigger::Snapshot(&services);
+        let replies = replies.filter_map(|kind| Some((kind, self.session.respond(kind, snapshot, trigger)?)));
         replies.map(Self::decode).collect()
     }
 
@@ -116,33 +130,73 @@ fn decode<T: prost::Message + Default>(resource: &Any) -> T {
     T::decode(&*resource.value).unwrap()
 }
 
+/// A locality's weight is the number of its ready members, because gRPC divides the requests by these weights before it
+/// ignores the members that are not ready.
 #[test]
 fn endpoints_have_address_port_zone_weight_and_health() {
+    let in_west = |name: &str, port| pod(name, "n1", &annotation(8080, "192.0.2.1", port));
     let mut changed = pods();
-    changed[0].is_ready = false;
     changed[1].object.is_terminating = true;
+    for (name, port) in [("c", 61001), ("d", 61002)] {
+        let mut draining = in_west(name, port);
+        draining.object.is_terminating = true;
+        changed.push(draining);
+    }
+    let mut unready = in_west("e", 61003);
+    unready.is_ready = false;
+    changed.push(unready);
+    changed.push(in_west("f", 61004));
     let mut state = cluster(changed);
     state.refresh();
     let mut session = StateOfTheWorld::default();
     let (_, response) = session.on_request(&ask(Kind::Endpoints, &[NAME]), &state.snapshot()).response.unwrap();
     let assignment: ClusterLoadAssignment = decode(&response.resources[0]);
     assert_eq!(assignment.cluster_name, NAME);
-    let shown: Vec<_> = assignment
-        .endpoints
-        .iter()
-        .flat_map(|locality| {
-            let zone = locality.locality.as_ref().unwrap().zone.clone();
-            let weight = locality.load_balancing_weight.unwrap().value;
-            locality.lb_endpoints.iter().map(move |endpoint| {
-                let debug = format!("{:?}", endpoint.host_identifier);
-                (zone.clone(), weight, endpoint.health_status(), debug.contains("PortValue(61000)"))
-            })
-        })
-        .collect();
-    assert_eq!(
-        shown,
-        [(String::new(), 1, HealthStatus::Draining, true), ("west".to_owned(), 1, HealthStatus::Unhealthy, true)]
-    );
+    let [no_zone, west] = &assignment.endpoints[..] else { panic!("{assignment:?}") };
+    let shown = |locality: &LocalityLbEndpoints| {
+        let zone = locality.locality.as_ref().unwrap().zone.clone();
+        let health: Vec<_> = locality.lb_endpoints.iter().map(LbEndpoint::health_status).collect();
+        (zone, locality.load_balancing_weight.map(|weight| weight.value), health)
+    };
+    use HealthStatus::{Draining, Healthy, Unhealthy};
+    assert_eq!(shown(no_zone), (String::new(), None, vec![Draining]));
+    assert_eq!(shown(west), ("west".to_owned(), Some(2), vec![Healthy, Draining, Draining, Unhealthy, Healthy]));
+    let debug = format!("{:?}", west.lb_endpoints[1]);
+    assert!(debug.contains("PortValue(61001)") && debug.contains("192.0.2.1"), "{debug}");
+}
+
+/// xDS has no SCTP addresses: with the address type TCP, a proxy would connect to the SCTP port by TCP.
+#[test]
+fn an_sctp_port_has_no_endpoints() {
+    let entry = annotation(8080, "192.0.2.1", 61000);
+    for protocol in Protocol::ALL {
+        let annotation = entry.replace("tcp", &protocol.to_string());
+        let mut state = cluster(vec![pod("a", "n1", &annotation)]);
+        let mut changed = service("web", 8080);
+        changed.ports[0].target.protocol = protocol;
+        state.apply(Change::Service(Box::new(changed)), 0);
+        let snapshot = state.refresh().unwrap();
+        assert_eq!(snapshot.groups().map(|group| group.members.len()).collect::<Vec<_>>(), [1]);
+        for name in [NAME, "web.default:80", "web.default"] {
+            let response = StateOfTheWorld::default().on_request(&ask(Kind::Endpoints, &[name]), &snapshot).response;
+            let assignment: ClusterLoadAssignment = decode(&response.unwrap().1.resources[0]);
+            let expected: &[&str] = match protocol {
+                Protocol::Tcp => &["Tcp"],
+                Protocol::Udp => &["Udp"],
+                Protocol::Sctp => &[],
+            };
+            let endpoints = assignment.endpoints.iter().flat_map(|locality| &locality.lb_endpoints);
+            let protocols: Vec<_> = endpoints.map(socket_protocol).collect();
+            assert_eq!(protocols, expected, "{protocol} {name}");
+        }
+    }
+}
+
+fn socket_protocol(endpoint: &LbEndpoint) -> &'static str {
+    let Some(HostIdentifier::Endpoint(endpoint)) = &endpoint.host_identifier else { panic!("{endpoint:?}") };
+    let address = endpoint.address.as_ref().and_then(|address| address.address.as_ref());
+    let Some(AddressKind::SocketAddress(socket)) = address else { panic!("{address:?}") };
+    if socket.protocol == i32::from(SocketProtocol::Tcp) { "Tcp" } else { "Udp" }
 }
 
 #[test]
@@ -188,7 +242,7 @@ fn clients_share_the_encoded_endpoints() {
     fn parts<S: Session>(request: &impl prost::Message, snapshot: &Snapshot) -> Vec<Part> {
         let mut session = S::default();
         session.subscribe(&received(request));
-        session.respond(Kind::Endpoints, snapshot, true).unwrap().into_message()
+        session.respond(Kind::Endpoints, snapshot, Trigger::Request).unwrap().into_message()
     }
     let one = parts::<sotw::StateOfTheWorld>(&ask(Kind::Endpoints, &[NAME]), &snapshot);
     let all = parts::<delta::Delta>(&subscribe, &snapshot);
@@ -258,6 +312,73 @@ fn of_thousands_of_clusters_only_the_changed_one_is_pushed() {
     assert_eq!(pushed.iter().map(|it| decode::<ClusterLoadAssignment>(it).cluster_name).collect::<Vec<_>>(), [NAME]);
     let pushed: Vec<_> = delta.on_snapshot(&after).into_iter().flat_map(|(_, it)| it.resources).collect();
     assert_eq!(pushed.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), [NAME]);
+}
+
+/// Of thousands of clusters, a change of one costs each stream only look-ups of this one, and all streams together one
+/// digest for each resource type, because the streams share the version of a changed resource.
+#[test]
+fn one_change_computes_one_digest_for_all_streams() {
+    const OTHERS: usize = 3000;
+    const STREAMS: usize = 5;
+    // The first stream of a process may also compute the digests of four sample resources and of the sample group.
+    const SAMPLES: usize = 5;
+    let mut state = cluster(pods());
+    for number in 0..OTHERS {
+        let mut other = service(&format!("api-{number}"), 9090);
+        other.object.selector = [("app".to_owned(), format!("api-{number}"))].into();
+        state.apply(Change::Service(Box::new(other)), 0);
+    }
+    state.refresh();
+    let before = state.snapshot();
+    let all: Vec<String> = before.groups().map(|group| names::of(group)).collect();
+    let subscribe = DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: all.clone(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    let wildcard = DeltaDiscoveryRequest { type_url: Kind::Cluster.url(), ..DeltaDiscoveryRequest::default() };
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut streams: Vec<(StateOfTheWorld, Delta)> = Vec::new();
+    let mut connect = || {
+        let (mut sotw, mut delta) = (StateOfTheWorld::default(), Delta::default());
+        sotw.on_request(&ask(Kind::Cluster, &[]), &before);
+        sotw.on_request(&ask(Kind::Endpoints, &all), &before);
+        delta.on_request(&wildcard, &before);
+        delta.on_request(&subscribe, &before);
+        streams.push((sotw, delta));
+    };
+    let first = work::during(Operation::Digest, &mut connect);
+    let resources = 2 * (OTHERS + 1);
+    assert!((resources..=resources + SAMPLES).contains(&first), "{first} digests for the first clients");
+    let more = work::during(Operation::Digest, || (1..STREAMS).for_each(|_| connect()));
+    assert_eq!(more, 0, "further clients share the versions");
+
+    let mut changed = pods().remove(1);
+    changed.is_ready = false;
+    state.apply(Change::Pod(Box::new(changed)), 0);
+    let mut after = Snapshot::default();
+    let of_snapshot = work::during(Operation::Digest, || after = state.refresh().unwrap());
+    assert_eq!(of_snapshot, 3, "one for the group, two for the snapshot");
+    let mut digests = 0;
+    let look_ups = work::during(Operation::LookUp, || {
+        digests = work::during(Operation::Digest, || {
+            for (sotw, delta) in &mut streams {
+                let [(_, response)] = &sotw.on_snapshot(&after)[..] else { panic!("one response") };
+                let nonce = response.nonce.clone();
+                sotw.on_request(&DiscoveryRequest { response_nonce: nonce, ..ask(Kind::Endpoints, &all) }, &after);
+                let [(_, response)] = &delta.on_snapshot(&after)[..] else { panic!("one response") };
+                let ack = DeltaDiscoveryRequest {
+                    type_url: response.type_url.clone(),
+                    response_nonce: response.nonce.clone(),
+                    ..DeltaDiscoveryRequest::default()
+                };
+                delta.on_request(&ack, &after);
+            }
+        });
+    });
+    assert_eq!(digests, 2, "one for the cluster, one for its endpoints");
+    // Each stream looks up the cluster, and the endpoints once for the version and once for the response.
+    assert_eq!(look_ups, 3 * 2 * STREAMS);
 }
 
 #[test]
@@ -353,6 +474,202 @@ fn delta_reports_absent_names_once_and_keeps_what_a_client_has_after_a_reconnect
     let mut unsubscribe = request(&[]);
     unsubscribe.resource_names_unsubscribe = vec![NAME.to_owned()];
     assert!(session.on_request(&unsubscribe, &snapshot).response.is_none());
+}
+
+fn delta_request(kind: Kind, subscribe: &[&str], unsubscribe: &[&str]) -> DeltaDiscoveryRequest {
+    let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    DeltaDiscoveryRequest {
+        type_url: kind.url(),
+        resource_names_subscribe: owned(subscribe),
+        resource_names_unsubscribe: owned(unsubscribe),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+fn names_of(response: &DeltaDiscoveryResponse) -> Vec<&str> {
+    response.resources.iter().map(|resource| resource.name.as_str()).collect()
+}
+
+/// The asterisk subscribes to all clusters in addition to the named ones, and can be unsubscribed from like a name.
+#[test]
+fn delta_subscribes_to_the_asterisk_and_unsubscribes_from_it() {
+    const ALIAS: &str = "web.default:80";
+    let mut state = two_services();
+    let snapshot = state.snapshot();
+    let mut session = Delta::default();
+    let first = session.on_request(&delta_request(Kind::Cluster, &["*", ALIAS], &[]), &snapshot).response.unwrap().1;
+    assert_eq!(names_of(&first), ["api.default:http", ALIAS, NAME]);
+    // The client does not know whether the wildcard includes the name, so the server sends the resource again.
+    let again = session.on_request(&delta_request(Kind::Cluster, &[NAME], &[]), &snapshot).response.unwrap().1;
+    assert_eq!(names_of(&again), [NAME]);
+    let kept = session.on_request(&delta_request(Kind::Cluster, &[], &[NAME]), &snapshot).response.unwrap().1;
+    assert_eq!((names_of(&kept), kept.removed_resources.len()), (vec![NAME], 0));
+    let ended = session.on_request(&delta_request(Kind::Cluster, &[], &["*"]), &snapshot).response.unwrap().1;
+    assert_eq!(
+        (ended.resources.len(), ended.removed_resources),
+        (0, vec!["api.default:http".to_owned(), NAME.to_owned()])
+    );
+    state.apply(Change::ServiceGone(service("api", 1).object.key), 0);
+    state.apply(Change::Service(Box::new(service("new", 9090))), 0);
+    assert!(session.on_snapshot(&state.refresh().unwrap()).is_empty(), "only the named cluster is left");
+    state.apply(Change::ServiceGone(service("web", 1).object.key), 0);
+    let pushed = session.on_snapshot(&state.refresh().unwrap());
+    assert_eq!(pushed[0].1.removed_resources, [ALIAS]);
+}
+
+/// After a reconnect, a client with the asterisk gets only the resources that it does not have, and the names of those
+/// that no longer exist.
+#[test]
+fn delta_with_the_asterisk_keeps_what_a_client_has_after_a_reconnect() {
+    let snapshot = two_services().snapshot();
+    let subscribe = delta_request(Kind::Cluster, &["*"], &[]);
+    let first = Delta::default().on_request(&subscribe, &snapshot).response.unwrap().1;
+    let mut known: HashMap<String, String> =
+        first.resources.iter().map(|resource| (resource.name.clone(), resource.version.clone())).collect();
+    let again = DeltaDiscoveryRequest { initial_resource_versions: known.clone(), ..subscribe.clone() };
+    let answer = Delta::default().on_request(&again, &snapshot).response.unwrap().1;
+    assert_eq!((answer.resources.len(), answer.removed_resources.len()), (0, 0));
+    known.insert(NAME.to_owned(), "old".to_owned());
+    known.insert("gone.default:http".to_owned(), "old".to_owned());
+    let again = DeltaDiscoveryRequest { initial_resource_versions: known, ..subscribe };
+    let answer = Delta::default().on_request(&again, &snapshot).response.unwrap().1;
+    assert_eq!(
+        (names_of(&answer), answer.removed_resources.as_slice()),
+        (vec![NAME], &["gone.default:http".to_owned()][..])
+    );
+}
+
+#[test]
+fn state_of_the_world_subscribes_to_the_asterisk_and_unsubscribes_from_it() {
+    const ALIAS: &str = "web.default:80";
+    let mut state = two_services();
+    let mut session = StateOfTheWorld::default();
+    let clusters = |response: &DiscoveryResponse| -> Vec<String> {
+        response.resources.iter().map(|it| decode::<Cluster>(it).name).collect()
+    };
+    let first = session.on_request(&ask(Kind::Cluster, &["*", ALIAS]), &state.snapshot()).response.unwrap().1;
+    assert_eq!(clusters(&first), ["api.default:http", ALIAS, NAME]);
+    let narrower = DiscoveryRequest { response_nonce: first.nonce, ..ask(Kind::Cluster, &[ALIAS]) };
+    assert!(session.on_request(&narrower, &state.snapshot()).response.is_none(), "the client has the cluster");
+    state.apply(Change::ServiceGone(service("api", 1).object.key), 0);
+    assert!(session.on_snapshot(&state.refresh().unwrap()).is_empty(), "only the named cluster is left");
+    state.apply(Change::ServiceGone(service("web", 1).object.key), 0);
+    let pushed = session.on_snapshot(&state.refresh().unwrap());
+    assert_eq!(pushed.iter().map(|(_, response)| clusters(response)).collect::<Vec<_>>(), [Vec::<String>::new()]);
+}
+
+/// The resources that a client has, by kind and name.
+type Held = BTreeMap<(Kind, String), (Cluster, ClusterLoadAssignment)>;
+
+fn content(kind: Kind, resource: &Any) -> (Cluster, ClusterLoadAssignment) {
+    match kind {
+        Kind::Cluster => (decode(resource), ClusterLoadAssignment::default()),
+        Kind::Endpoints => (Cluster::default(), decode(resource)),
+        Kind::Listener | Kind::Routes => panic!("not in this test"),
+    }
+}
+
+fn hold_all(held: &mut Held, kind: Kind, response: &DiscoveryResponse) {
+    if kind.is_complete() {
+        held.retain(|(known, _), _| *known != kind);
+    }
+    for resource in &response.resources {
+        let content = content(kind, resource);
+        let name = if kind == Kind::Cluster { &content.0.name } else { &content.1.cluster_name };
+        held.insert((kind, name.clone()), content);
+    }
+}
+
+fn hold_changes(held: &mut Held, kind: Kind, response: &DeltaDiscoveryResponse) {
+    for resource in &response.resources {
+        held.insert((kind, resource.name.clone()), content(kind, resource.resource.as_ref().unwrap()));
+    }
+    for name in &response.removed_resources {
+        held.remove(&(kind, name.clone()));
+    }
+}
+
+const ASKED: [&str; 6] = ["*", "api.default", "api.default:http", "web.default", "web.default:80", NAME];
+const KINDS: [Kind; 2] = [Kind::Cluster, Kind::Endpoints];
+
+/// Changes the cluster: the readiness of a Pod, the existence of a Service, or the target of a Service.
+fn toggle(state: &mut State, number: usize) {
+    let snapshot = state.snapshot();
+    let has = |name| snapshot.service("default", name).next().is_some();
+    let key = |name| service(name, 1).object.key;
+    match number {
+        0 => {
+            let mut changed = pods().remove(1);
+            changed.is_ready = snapshot.groups().any(|group| group.ready().count() < group.members.len());
+            state.apply(Change::Pod(Box::new(changed)), 0);
+        }
+        1 if has("web") => state.apply(Change::ServiceGone(key("web")), 0),
+        1 => state.apply(Change::Service(Box::new(service("web", 8080))), 0),
+        2 if has("api") => state.apply(Change::ServiceGone(key("api")), 0),
+        2 => state.apply(Change::Service(Box::new(service("api", 9090))), 0),
+        _ => {
+            let mut second = service("api", 8080);
+            second.ports.push(NamedPort { name: Some("more".into()), number: 81, ..second.ports[0].clone() });
+            state.apply(Change::Service(Box::new(second)), 0);
+        }
+    }
+    state.refresh();
+}
+
+proptest! {
+    /// After any changes of the cluster and of its subscriptions, a client has the same resources as a client that
+    /// connects now.
+    #[test]
+    fn a_client_has_the_same_resources_as_a_new_client(
+        steps in prop::collection::vec((0..4_usize, prop::option::of(subsequence(ASKED.to_vec(), 1..=6))), 1..20)
+    ) {
+        let mut state = two_services();
+        let (mut sotw, mut delta) = (StateOfTheWorld::default(), Delta::default());
+        let mut held = (Held::new(), Held::new());
+        let (mut names, mut nonces) = (Vec::new(), BTreeMap::new());
+        for (number, wanted) in [(3, Some(vec!["*"]))].into_iter().chain(steps) {
+            toggle(&mut state, number);
+            let snapshot = state.snapshot();
+            for (_, response) in sotw.on_snapshot(&snapshot) {
+                let kind = Kind::of_url(&response.type_url).unwrap();
+                hold_all(&mut held.0, kind, &response);
+                nonces.insert(kind, response.nonce);
+            }
+            for (_, response) in delta.on_snapshot(&snapshot) {
+                hold_changes(&mut held.1, Kind::of_url(&response.type_url).unwrap(), &response);
+            }
+            if let Some(wanted) = wanted {
+                for kind in KINDS {
+                    // Of the names from which it unsubscribes, a client keeps no resources.
+                    let is_wildcard = kind.is_complete() && wanted.contains(&"*");
+                    held.0.retain(|(known, name), _| *known != kind || is_wildcard || wanted.contains(&name.as_str()));
+                    let response_nonce = nonces.get(&kind).cloned().unwrap_or_default();
+                    let request = DiscoveryRequest { response_nonce, ..ask(kind, &wanted) };
+                    if let Some((_, response)) = sotw.on_request(&request, &snapshot).response {
+                        hold_all(&mut held.0, kind, &response);
+                        nonces.insert(kind, response.nonce);
+                    }
+                    let only = |these: &[&'static str], others: &[&'static str]| -> Vec<&'static str> {
+                        these.iter().copied().filter(|name| !others.contains(name)).collect()
+                    };
+                    let (new, old) = (only(&wanted, &names), only(&names, &wanted));
+                    held.1.retain(|(known, name), _| *known != kind || !old.contains(&name.as_str()));
+                    if let Some((_, response)) = delta.on_request(&delta_request(kind, &new, &old), &snapshot).response {
+                        hold_changes(&mut held.1, kind, &response);
+                    }
+                }
+                names = wanted;
+            }
+            let mut expected = (Held::new(), Held::new());
+            for kind in KINDS {
+                let response = StateOfTheWorld::default().on_request(&ask(kind, &names), &snapshot).response.unwrap().1;
+                hold_all(&mut expected.0, kind, &response);
+                let response = Delta::default().on_request(&delta_request(kind, &names, &[]), &snapshot).response.unwrap().1;
+                hold_changes(&mut expected.1, kind, &response);
+            }
+            prop_assert_eq!(&held, &expected);
+        }
+    }
 }
 
 pub(super) fn text() -> impl Strategy<Value = String> {

@@ -91,3 +91,47 @@ fn grpc_client_balances_over_the_pods_by_itself() {
         assert!(wrong.is_empty(), "{wrong:?}");
     });
 }
+
+/// The number of requests of which the client's distribution is counted.
+const COUNTED: usize = 400;
+
+/// A zone with one ready and nine draining Pods gets the requests of one Pod, not of ten.
+#[test]
+fn grpc_client_gives_ready_pods_of_two_zones_the_same_share() {
+    network::inside("grpc::grpc_client_gives_ready_pods_of_two_zones_the_same_share", || {
+        let folder = scene::Folder::new("grpc-zones");
+        fs::write(folder.join("bootstrap.json"), load_balancers::example("bootstrap.json").unwrap()).unwrap();
+        // The Node of a Pod is the remainder of its number divided by three.
+        let west: Vec<u16> = (0..10).map(|number| 3 * number).collect();
+        let east = [1, 4, 7];
+        let pod = |number: &u16| scene::pod(&format!("web-{number}"), "web", *number);
+        let mut pods: Vec<_> = west.iter().chain(&east).map(pod).collect();
+        for draining in &mut pods[1..west.len()] {
+            draining.object.is_terminating = true;
+        }
+        let ready: Vec<String> = [west[0]].iter().chain(&east).map(|number| format!("web-{number}")).collect();
+        let serve =
+            |number: &u16| start(&["serve", &format!("web-{number}"), &scene::address(*number).to_string()], &folder);
+        let _servers: Vec<Running> = [west[0]].iter().chain(&east).map(serve).collect();
+        let feed = Feed::start(NODES[0], pods);
+        for (index, zone) in ["west", "east"].into_iter().enumerate() {
+            feed.send(Change::Node(scene::node(index, zone)));
+        }
+        let _client = start(&["ask", "xds:///web.default:http"], &folder);
+        for name in &ready {
+            wait_for_answer_of(&folder, name);
+        }
+        let before = answers(&folder).len();
+        wait(&folder, "requests", |lines| lines.len() >= before + COUNTED);
+        let lines = answers(&folder).split_off(before);
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for line in &lines[..COUNTED] {
+            *counts.entry(line).or_default() += 1;
+        }
+        println!("grpc: {counts:?}");
+        assert!(counts.keys().all(|name| ready.iter().any(|ready| ready == name)), "{counts:?}");
+        // Each of the four Pods should get a quarter of the requests. Of 400 requests, half of them for one Pod would be
+        // 11 standard deviations more; with the weight of all ten Pods, the zone would get ten of thirteen requests.
+        assert!(counts.len() == 4 && counts.values().all(|count| *count < COUNTED / 2), "{counts:?}");
+    });
+}

@@ -29,13 +29,18 @@ mod scene;
 mod slow;
 mod tls;
 
-use npl_testkit::load_balancers::{CADDY, ENVOY, HAPROXY, LoadBalancer, NGINX, TRAEFIK};
+use npl_testkit::load_balancers::{self, CADDY, ENVOY, HAPROXY, LoadBalancer, NGINX, TRAEFIK};
 use scene::Scene;
 
 /// Runs one load balancer through all events in the life of a Service.
 fn serve_all_requests(test: &str, balancer: &LoadBalancer, replicas: usize) {
+    serve_all_requests_with(test, balancer, replicas, &[]);
+}
+
+/// Like [`serve_all_requests`], with these replacements in the load balancer's configuration.
+fn serve_all_requests_with(test: &str, balancer: &LoadBalancer, replicas: usize, replacements: &[(&str, &str)]) {
     network::inside(test, || {
-        let mut scene = Scene::start(balancer, replicas);
+        let mut scene = Scene::start(balancer, replicas, replacements);
         scene.scale_up();
         scene.roll();
         scene.lose_a_pod();
@@ -48,6 +53,14 @@ fn serve_all_requests(test: &str, balancer: &LoadBalancer, replicas: usize) {
 #[test]
 fn envoy_serves_all_requests() {
     serve_all_requests("envoy_serves_all_requests", &ENVOY, 1);
+}
+
+/// Envoy also reads the feed by the state-of-the-world variant of xDS, if only the `api_type` of the example is changed.
+#[test]
+fn envoy_serves_all_requests_by_state_of_the_world() {
+    let replacement = ("api_type: DELTA_GRPC", "api_type: GRPC");
+    assert_eq!(load_balancers::example("envoy.yaml").unwrap().matches(replacement.0).count(), 1);
+    serve_all_requests_with("envoy_serves_all_requests_by_state_of_the_world", &ENVOY, 1, &[replacement]);
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Feed {
             tasks.detach_all();
         });
         let feed = Self { runtime, status, changes: sender };
-        let nodes = NODES.iter().enumerate().map(|(index, ip)| node(index, ip)).collect();
+        let nodes = (0..NODES.len()).map(|index| node(index, "")).collect();
         feed.send(Change::Nodes(nodes));
         feed.send(Change::Services(vec![service("web"), service("other")]));
         feed.send(Change::Pods(pods));
@@ -113,8 +113,9 @@ impl Feed {
 
 impl Scene {
     /// Starts two Pods of the Service, a Pod of another Service, `replicas` replicas of the feed, and the load balancer
-    /// under load. Only the first replica is ever stopped.
-    pub(crate) fn start(balancer: &LoadBalancer, replicas: usize) -> Self {
+    /// under load. Only the first replica is ever stopped. In the load balancer's configuration, the first text of each
+    /// pair of `replacements` is replaced by the second one.
+    pub(crate) fn start(balancer: &LoadBalancer, replicas: usize, replacements: &[(&str, &str)]) -> Self {
         let clients = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let folder = Folder::new(balancer.name);
         let mut backends = Backends::new(clients.handle());
@@ -127,7 +128,7 @@ impl Scene {
         let replicas = NODES.iter().take(replicas);
         let feeds = replicas.map(|node_ip| Some(Feed::start(node_ip, pods.values().cloned().collect()))).collect();
         let log = folder.join("log");
-        let process = launch(balancer, &folder, &log, &[]);
+        let process = launch(balancer, &folder, &log, replacements);
         let name = balancer.name;
         let (load, started) = (None, 3);
         let mut scene = Self { load, process, log, feeds, backends, pods, started, clients, name, _folder: folder };
@@ -393,11 +394,12 @@ fn service(name: &str) -> Service {
     Service { object, ports: vec![NamedPort { name: Some("http".into()), number: 80, target }] }
 }
 
-fn node(index: usize, ip: &str) -> Node {
+/// The Node with an index of [`NODES`].
+pub(crate) fn node(index: usize, zone: &str) -> Node {
     let object = model::Node {
         name: format!("node-{index}"),
-        internal_ips: vec![ip.parse().unwrap()],
+        internal_ips: vec![NODES[index].parse().unwrap()],
         external_ips: Vec::new(),
     };
-    Node { object, zone: "".into() }
+    Node { object, zone: zone.into() }
 }

@@ -262,6 +262,25 @@ impl Pod {
     pub fn ip_of(&self, family: Family) -> Option<IpAddr> {
         self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
+
+    /// Returns the node ports that lead from an address of the Node to a Pod port without NPL: the same port if the Pod
+    /// is on the host network, otherwise each `hostPort` of the Pod port. A `hostPort` that is bound to another address
+    /// (`hostIP`) does not lead from `node_ip` to the Pod.
+    pub fn host_ports(
+        &self,
+        pod_port: PodPort,
+        protocol: Protocol,
+        node_ip: Option<IpAddr>,
+    ) -> impl Iterator<Item = NodePort> + '_ {
+        let of_host_network = self.host_network.then_some(NodePort(pod_port.0));
+        let is_it = move |candidate: &&ContainerPort| {
+            candidate.port == pod_port
+                && candidate.protocol == protocol
+                && candidate.host_ip.is_none_or(|ip| Some(ip) == node_ip)
+        };
+        let declared = self.ports.iter().filter(|_| !self.host_network).filter(is_it);
+        of_host_network.into_iter().chain(declared.filter_map(|candidate| candidate.host_port))
+    }
 }
 
 /// A port of a container: an element of `containers[].ports`.

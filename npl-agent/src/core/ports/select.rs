@@ -204,16 +204,8 @@ impl Selector<'_> {
     /// If the `hostPort` is bound to another address than the published one, the `hostPort` does not serve the
     /// published address, so the Pod port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
-        if pod.host_network {
-            return Some(NodePort(port.pod_port.0));
-        }
-        let node_ip = self.node_ips.get(&port.family);
-        let is_it = |candidate: &&ContainerPort| {
-            candidate.port == port.pod_port
-                && candidate.protocol == port.protocol
-                && candidate.host_ip.is_none_or(|ip| Some(&ip) == node_ip)
-        };
-        pod.ports.iter().filter(is_it).find_map(|candidate| candidate.host_port)
+        let node_ip = self.node_ips.get(&port.family).copied();
+        pod.host_ports(port.pod_port, port.protocol, node_ip).next()
     }
 }
 

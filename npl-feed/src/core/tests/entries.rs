@@ -4,7 +4,11 @@
 use npl_agent::core::model::{ContainerPort, NodePort};
 
 use super::*;
-use crate::core::{entries::LeftOut, state::Refusal};
+use crate::core::{
+    entries::{self, LONGEST_ANNOTATION, LeftOut, MOST_ENTRIES},
+    state::Refusal,
+    work::{self, Operation},
+};
 
 /// Returns the members and the left-out entries of a cluster whose only Pod is `pod`.
 fn served(pod: Pod) -> (Vec<String>, Vec<(LeftOut, usize)>) {
@@ -55,16 +59,93 @@ fn a_pod_of_an_unknown_node_is_left_out_until_the_node_is_known() {
 }
 
 #[test]
-fn a_host_port_of_the_pod_is_served_outside_of_the_range() {
-    let mut own = pod("a", "n1", &annotation(8080, "192.0.2.1", 80));
-    own.object.ports = vec![ContainerPort {
-        name: None,
-        port: PodPort(8080),
-        protocol: Protocol::Tcp,
-        host_port: Some(NodePort(80)),
-        host_ip: None,
-    }];
-    assert_eq!(served(own).0, ["a 192.0.2.1:80 ready"]);
+fn a_host_port_of_the_pod_at_the_entrys_address_is_served_outside_of_the_range() {
+    for (host_ip, is_served) in
+        [(None, true), (Some("192.0.2.1"), true), (Some("127.0.0.1"), false), (Some("192.0.2.2"), false)]
+    {
+        let mut own = pod("a", "n1", &annotation(8080, "192.0.2.1", 22));
+        own.object.ports = vec![ContainerPort {
+            name: None,
+            port: PodPort(8080),
+            protocol: Protocol::Tcp,
+            host_port: Some(NodePort(22)),
+            host_ip: host_ip.map(|ip| ip.parse().unwrap()),
+        }];
+        let expected = if is_served {
+            (vec!["a 192.0.2.1:22 ready".to_owned()], Vec::new())
+        } else {
+            (Vec::new(), vec![(LeftOut::PortOutOfRange, 1)])
+        };
+        assert_eq!(served(own), expected, "{host_ip:?}");
+    }
+}
+
+/// Returns the value of an annotation with this number of entries, which have the most characters that an agent writes.
+fn annotation_with(entries: usize) -> String {
+    let entry = |number| {
+        let port = 61_000 + number;
+        format!(
+            r#"{{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":{port},"protocol":"tcp","protocols":["tcp"],"ipFamily":"IPv4"}}"#
+        )
+    };
+    format!("[{}]", (0..entries).map(entry).collect::<Vec<_>>().join(","))
+}
+
+#[test]
+fn a_pod_has_a_bounded_number_of_entries() {
+    let (members, left_out) = served(pod("a", "n1", &annotation_with(MOST_ENTRIES)));
+    assert_eq!((members.len(), left_out), (MOST_ENTRIES, Vec::new()));
+    let (members, left_out) = served(pod("a", "n1", &annotation_with(MOST_ENTRIES + 10)));
+    assert_eq!((members.len(), left_out), (MOST_ENTRIES, vec![(LeftOut::Oversized, 10)]));
+    let long = annotation(8080, "192.0.2.1", 61000) + &" ".repeat(LONGEST_ANNOTATION);
+    assert_eq!(served(pod("a", "n1", &long)), (Vec::new(), vec![(LeftOut::Oversized, 1)]));
+}
+
+/// A user may write an annotation of 256 KiB, and labels and ports of a megabyte. The feed does not keep them.
+#[test]
+fn the_memory_of_a_pod_is_bounded() {
+    let normal = pod("a", "n1", &annotation_with(MOST_ENTRIES));
+    let mut bounded = normal.clone();
+    entries::bound(&mut bounded.object);
+    assert_eq!(bounded, normal);
+    let port = ContainerPort { name: None, port: PodPort(1), protocol: Protocol::Tcp, host_port: None, host_ip: None };
+    for enlarge in [
+        |pod: &mut model::Pod, _: &ContainerPort| pod.annotation = Some("1".repeat(256 * 1024)),
+        |pod: &mut model::Pod, port: &ContainerPort| pod.ports = vec![port.clone(); 10_000],
+        |pod: &mut model::Pod, _: &ContainerPort| {
+            pod.labels.extend((0..10_000).map(|number| (number.to_string(), "value".to_owned())));
+        },
+    ] {
+        let mut large = pod("a", "n1", &annotation(8080, "192.0.2.1", 61000));
+        enlarge(&mut large.object, &port);
+        entries::bound(&mut large.object);
+        let object = &large.object;
+        assert!(object.annotation.as_ref().is_some_and(|text| text.len() < 100));
+        assert!(object.ports.is_empty() && object.labels.is_empty());
+        assert_eq!(served(large), (Vec::new(), vec![(LeftOut::Oversized, 1)]));
+    }
+}
+
+/// A change of a Pod that claims the targets of many Pods visits only the Pods whose members it changes.
+#[test]
+fn a_claim_that_many_pods_have_costs_no_more_than_one() {
+    let visits = |others: i64| {
+        let same = annotation_with(50);
+        let mut pods: Vec<Pod> = (0..others).map(|number| pod(&format!("other-{number}"), "n1", &same)).collect();
+        for (pod, created) in pods.iter_mut().zip(0..) {
+            pod.created = created;
+        }
+        let mut state = cluster(pods);
+        let mut last = pod("last", "n1", &same);
+        last.created = others;
+        work::during(Operation::Visit, || {
+            for is_ready in [true, false] {
+                last.is_ready = is_ready;
+                state.apply(Change::Pod(Box::new(last.clone())), 0);
+            }
+        })
+    };
+    assert_eq!(visits(300), visits(3));
 }
 
 #[test]

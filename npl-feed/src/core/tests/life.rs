@@ -2,6 +2,7 @@
 //! Tests when members appear, drain and disappear.
 
 use super::*;
+use crate::core::work::{self, Operation};
 
 fn one() -> Pod {
     pod("a", "n1", &annotation(8080, "192.0.2.1", 61000))
@@ -96,6 +97,39 @@ fn a_pod_without_annotation_is_kept_only_while_it_drains() {
         end(&mut state);
         assert_eq!((web(&mut state), state.pod_count()), (Vec::new(), 0));
     }
+}
+
+/// While many Pods drain, each further change visits only the affected Pods.
+#[test]
+fn the_work_of_a_mass_withdrawal_grows_with_the_number_of_pods() {
+    let visits = |pods: u16| {
+        let all = (0..pods).map(|number| {
+            let own = format!("192.0.2.{}", 1 + number % 2);
+            pod(&format!("web-{number}"), &format!("n{}", 1 + number % 2), &annotation(8080, &own, 61000 + number / 2))
+        });
+        let all: Vec<Pod> = all.collect();
+        let mut state = cluster(all.clone());
+        work::during(Operation::Visit, || {
+            for (mut pod, now) in all.into_iter().zip(0..) {
+                state.expire(now);
+                pod.object.annotation = None;
+                put(&mut state, pod, now);
+                assert_eq!(state.next_end(), Some(DRAIN));
+            }
+            assert_eq!(web(&mut state).len(), usize::from(pods));
+            state.expire(2 * DRAIN);
+            assert_eq!((web(&mut state).len(), state.pod_count()), (0, 0));
+        })
+    };
+    let (few, many) = (visits(100), visits(1000));
+    assert!(few >= 100 && many <= 10 * few, "100 Pods: {few} visits, 1000 Pods: {many} visits");
+}
+
+#[test]
+fn a_node_port_that_gets_another_pod_port_does_not_drain() {
+    let mut state = cluster(vec![one()]);
+    put(&mut state, pod("a", "n1", &annotation(9090, "192.0.2.1", 61000)), 0);
+    assert_eq!((web(&mut state), state.next_end()), (Vec::new(), None));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Property tests: the members of Service ports after any sequence of changes.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use npl_agent::core::model::NodePort;
 use proptest::{prelude::*, sample::select};
@@ -130,6 +130,14 @@ impl Objects {
     }
 }
 
+/// Returns the Services whose groups differ between two snapshots.
+fn differing(one: &Snapshot, other: &Snapshot) -> BTreeSet<ObjectKey> {
+    let of = |snapshot: &Snapshot| -> BTreeSet<_> {
+        snapshot.groups().map(|group| (group.key.clone(), group.version)).collect()
+    };
+    of(one).symmetric_difference(&of(other)).map(|(key, _)| key.service.clone()).collect()
+}
+
 proptest! {
     /// With a drain time of zero, the state that has applied changes one by one has the same members as a computation
     /// from all objects.
@@ -168,8 +176,11 @@ proptest! {
                 last_named.retain(|(key, _), _| key != gone);
             }
             objects.apply(&change);
+            let before = state.snapshot();
             state.apply(change, now);
             state.refresh();
+            prop_assert!(state.has_right_index());
+            prop_assert_eq!(state.snapshot().services_changed_since(&before), differing(&before, &state.snapshot()));
             let mut holders: BTreeMap<(IpAddr, u16, Protocol), std::sync::Arc<str>> = BTreeMap::new();
             for group in state.snapshot().groups() {
                 let target = objects.target(&group.key);
