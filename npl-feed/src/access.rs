@@ -103,7 +103,10 @@ impl Token {
     /// Passes a request with the valid token to the next handler, and refuses a request without it.
     pub async fn check(State(token): State<Self>, request: Request, next: Next) -> Response {
         let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let sent = sent.and_then(|value| value.strip_prefix("Bearer ")).map(|sent| Version::of(sent.trim().as_bytes()));
+        // The name of the scheme is not case-sensitive (RFC 9110, section 11.1).
+        let sent =
+            sent.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("Bearer"));
+        let sent = sent.map(|(_, sent)| Version::of(sent.trim().as_bytes()));
         if sent == Some(token.digest()) {
             return next.run(request).await;
         }

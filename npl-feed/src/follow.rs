@@ -114,6 +114,9 @@ const fn advice(reason: LeftOut) -> &'static str {
         LeftOut::OtherPodPort => {
             "other_pod_port: a Pod on the host network is reached only at its own port; check who writes the annotation"
         }
+        LeftOut::Oversized => {
+            "oversized: the Pod's annotation, labels or container ports exceed the feed's limits, which the page names"
+        }
         LeftOut::Contested => "contested: another Pod publishes the same node port; check who writes the annotations",
     }
 }

@@ -23,10 +23,9 @@ const USAGE: u8 = 2;
 /// The usual soft limit of open files of container runtimes.
 const SOFT_LIMIT: u64 = 1024;
 
-/// The default log filter. The filter hides log lines of two libraries: hickory would log a warning for each packet
-/// from an address that it cannot answer, and kube would log every failed request, although the watches log failed
-/// requests already.
-const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off,hickory_server=error";
+/// The default log filter. The filter hides the log lines of kube, which would log every failed request, although the
+/// watches log failed requests already.
+const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off";
 
 fn report(error: &anyhow::Error) {
     // The result is ignored, because a failed write to standard error cannot be reported.

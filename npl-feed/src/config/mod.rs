@@ -128,6 +128,14 @@ pub enum ValueError {
     /// The value is not the name of a DNS zone.
     #[error("{0:?} is not a DNS zone: give for example npl.internal")]
     Zone(String),
+    /// The zone is too long for the names below it.
+    #[error(
+        "{0:?} is a zone of {len} characters, and the names below it would exceed the 255 bytes of DNS: give a zone of \
+         at most {most} characters",
+        len = .0.trim_end_matches('.').len(),
+        most = LONGEST_ZONE
+    )]
+    LongZone(String),
     /// The value is not an address range.
     #[error("{0:?} is not an address range: give for example 192.0.2.0/24 or 2001:db8::/32")]
     Range(String),
@@ -153,11 +161,20 @@ impl fmt::Display for Listen {
     }
 }
 
+/// The maximum length of the zone's name in characters, without the final dot. A DNS name has at most 255 bytes. The
+/// longest name below the zone, `_PORT._PROTOCOL.SERVICE.NAMESPACE`, takes 151 of them, and the zone's name takes two
+/// bytes more than it has characters.
+const LONGEST_ZONE: usize = 255 - (17 + 6 + 64 + 64) - 2;
+
 fn zone(text: &str) -> Result<Name, ValueError> {
     let refused = || ValueError::Zone(text.to_owned());
     let mut name = Name::from_ascii(text).map_err(|_malformed| refused())?;
     name.set_fqdn(true);
-    if name.is_root() || name.num_labels() == 0 { Err(refused()) } else { Ok(name.to_lowercase()) }
+    if name.is_root() || name.num_labels() == 0 {
+        return Err(refused());
+    }
+    // `Name::len` counts the final dot.
+    if name.len() > LONGEST_ZONE + 1 { Err(ValueError::LongZone(text.to_owned())) } else { Ok(name.to_lowercase()) }
 }
 
 /// Parses an address range, or a single address as a range with one address.
@@ -202,6 +219,25 @@ mod tests {
         );
     }
 
+    /// Returns the name of a zone with this number of characters, at most 127.
+    fn zone_of(length: usize) -> String {
+        format!("{}.{}", "a".repeat(63), "b".repeat(length - 64))
+    }
+
+    /// With the longest zone, the longest names that the feed serves have 255 bytes.
+    #[test]
+    fn the_longest_names_fit_below_the_longest_zone() {
+        let zone = zone_of(LONGEST_ZONE);
+        for text in [zone.clone(), format!("{zone}.")] {
+            assert_eq!(parse(&["--zone", &text]).unwrap().zone.to_ascii(), format!("{zone}."));
+        }
+        let zone = Name::from_ascii(&zone).unwrap();
+        let label = |length| "x".repeat(length);
+        let below = |port| Name::from_labels([label(port), "_sctp".to_owned(), label(63), label(63)]);
+        assert_eq!(below(16).unwrap().append_domain(&zone).unwrap().len() + 1, 255);
+        assert!(below(17).unwrap().append_domain(&zone).is_err());
+    }
+
     #[test]
     fn the_shutdown_delay_may_be_zero() {
         assert_eq!(parse(&[]).unwrap().shutdown_delay, Duration::from_secs(10));
@@ -210,10 +246,12 @@ mod tests {
 
     #[test]
     fn refused_values_are_named_with_an_example() {
+        let long = zone_of(LONGEST_ZONE + 1);
         for (flag, value, expected) in [
             ("--xds", "8080", "is not an address with a port: give for example [::]:8080"),
             ("--zone", ".", "is not a DNS zone"),
             ("--zone", "a..b", "is not a DNS zone"),
+            ("--zone", long.as_str(), "is a zone of 103 characters"),
             ("--allow", "192.0.2.0/33", "is not an address range"),
             ("--drain", "30", "is not a duration"),
             ("--port-range", "61000", "is not START-END"),

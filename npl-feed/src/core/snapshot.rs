@@ -204,7 +204,21 @@ pub struct Snapshot {
     groups: BTreeMap<PortKey, Arc<Group>>,
     version: Version,
     version_of_names: Version,
+    addresses: Addresses,
 }
+
+/// The addresses and node ports of all members, sorted. They are collected at the first look-up of an address, and are
+/// derived from the groups, so comparisons of snapshots ignore them.
+#[derive(Debug, Clone, Default)]
+struct Addresses(OnceLock<Arc<[(IpAddr, u16)]>>);
+
+impl PartialEq for Addresses {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Addresses {}
 
 impl Snapshot {
     /// Creates the snapshot and computes its version.
@@ -213,7 +227,7 @@ impl Snapshot {
         let names: Vec<String> =
             groups.values().map(|group| format!("{}\n{}", group.key.service, group.port_text())).collect();
         let (version, version_of_names) = (Version::of(versions.as_bytes()), Version::of(names.join("\n").as_bytes()));
-        Self { groups, version, version_of_names }
+        Self { groups, version, version_of_names, addresses: Addresses::default() }
     }
 
     /// Returns the digest of the names of all Services and Service ports.
@@ -228,6 +242,8 @@ impl Snapshot {
 
     /// Returns the groups of all Service ports, sorted by key.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
+        #[cfg(test)]
+        LISTED.set(LISTED.get() + 1);
         self.groups.values()
     }
 
@@ -248,6 +264,24 @@ impl Snapshot {
             let is_kept = new.zip(old).is_some_and(|((_, new), (_, old))| Arc::ptr_eq(new, old));
             changed.extend(new.or(old).filter(|_| !is_kept).map(|(key, _)| key.service.clone()));
         }
+    }
+
+    /// Returns whether a Service of the namespace has a group.
+    pub fn has_namespace(&self, namespace: &str) -> bool {
+        let first = PortKey { service: ObjectKey::new(namespace, ""), number: 0, protocol: Protocol::Tcp };
+        self.groups.range(first..).next().is_some_and(|(key, _)| *key.service.namespace == *namespace)
+    }
+
+    /// Returns whether a member has the address and, if `port` is given, the node port.
+    pub fn has_address(&self, address: IpAddr, port: Option<u16>) -> bool {
+        let known = self.addresses.0.get_or_init(|| {
+            let members = self.groups().flat_map(|group| &group.members);
+            let mut all: Vec<(IpAddr, u16)> = members.map(|member| (member.address, member.port)).collect();
+            all.sort_unstable();
+            all.into()
+        });
+        let first = known.partition_point(|it| *it < (address, port.unwrap_or(0)));
+        known.get(first).is_some_and(|it| it.0 == address && port.is_none_or(|port| it.1 == port))
     }
 
     /// Returns the groups of one Service, sorted by port number and protocol.
@@ -272,13 +306,20 @@ impl Snapshot {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The number of times that this thread has listed all groups of a snapshot.
+    pub(crate) static LISTED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 fn named_or_numbered<'a>(groups: impl Iterator<Item = &'a Arc<Group>>, port: &str) -> Option<&'a Arc<Group>> {
+    let number = port.parse::<u16>().ok().filter(|number| number.to_string() == port);
     let mut by_number = None;
     for group in groups {
         if group.name.as_deref() == Some(port) {
             return Some(group);
         }
-        if by_number.is_none() && group.key.number.to_string() == port {
+        if by_number.is_none() && number == Some(group.key.number) {
             by_number = Some(group);
         }
     }

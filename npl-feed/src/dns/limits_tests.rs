@@ -2,7 +2,6 @@
 //! Tests of the DNS server's limits: clients outside the allow list, connections with incomplete queries, and clients
 //! that do not read the answers.
 
-use hickory_server::proto::op::Message;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},

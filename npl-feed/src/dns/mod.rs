@@ -3,6 +3,7 @@
 
 mod names;
 mod tcp;
+mod udp;
 mod zone;
 
 #[cfg(test)]
@@ -18,20 +19,22 @@ use std::{
     sync::{Arc, Once},
 };
 
-use async_trait::async_trait;
 use hickory_server::{
-    Server,
-    net::{NetError, runtime::Time, xfer::Protocol},
+    net::xfer::Protocol,
     proto::{
-        op::{Edns, Header, HeaderCounts, MessageType, Metadata, OpCode, ResponseCode},
+        op::{Edns, Header, Message, MessageType, Metadata, OpCode, ResponseCode},
         rr::{DNSClass, Name, Record},
+        serialize::binary::{BinDecodable as _, BinDecoder, BinEncoder},
     },
-    server::{Request, RequestHandler, ResponseHandler, ResponseInfo},
+    server::Request,
     zone_handler::MessageResponseBuilder,
 };
 use ipnet::IpNet;
 use npl_agent::core::pages;
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::{
+    net::{TcpListener, UdpSocket},
+    task::{JoinError, JoinSet},
+};
 
 use self::zone::Answer;
 pub use self::{names::of_port, zone::Zone};
@@ -43,9 +46,10 @@ use crate::{
 
 /// The name of the DNS interface, as the value of the label `interface` in metrics.
 const INTERFACE: &str = "dns";
-/// The maximum size in bytes of a UDP answer to a client that accepts this size. If an answer is larger, the client has
-/// to repeat the query by TCP.
-const LARGEST_DATAGRAM: u16 = 8192;
+/// The maximum size in bytes of a UDP answer. If an answer is larger, the client has to repeat the query by TCP. The
+/// size is the one that DNS software uses by default: it needs no IP fragments, and a query with a forged source address
+/// causes a small answer.
+const LARGEST_DATAGRAM: u16 = 1232;
 /// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
 /// Ensures that the warning about an answer above the size limit of DNS by TCP is logged only once.
@@ -77,6 +81,7 @@ impl Sockets {
         let mut attempt = 1;
         loop {
             let udp = bind_udp(address).await?;
+            udp::request_local_addresses(&udp)?;
             match TcpListener::bind(udp.local_addr()?).await {
                 // The kernel has selected a port that is free for UDP. If the port is in use for TCP, the loop binds
                 // again, so that the kernel selects another port.
@@ -105,7 +110,8 @@ fn is_in_use(error: &io::Error) -> bool {
 ///
 /// # Errors
 ///
-/// Returns an error if the UDP server fails. A failed `accept` on the TCP socket is only logged.
+/// Returns an error if the task of the UDP server panics. A failure to receive a datagram or to accept a connection is
+/// only logged.
 pub async fn serve(
     sockets: Sockets,
     zone: Name,
@@ -113,13 +119,13 @@ pub async fn serve(
     published: Published,
     status: Arc<Status>,
     most_connections: usize,
-) -> Result<(), NetError> {
+) -> Result<(), JoinError> {
     status.create_dns_counter(code_name(ResponseCode::ServFail));
     let handler = Handler { zone: Zone::new(&zone), allowed: allowed.into(), published, status };
-    let mut udp = Server::new(handler.clone());
-    udp.register_socket(sockets.udp);
+    let (mut udp, udp_handler) = (JoinSet::new(), handler.clone());
+    udp.spawn(async move { udp::serve(sockets.udp, udp_handler).await });
     tokio::select! {
-        ended = udp.block_until_done() => ended,
+        Some(ended) = udp.join_next() => ended,
         never = tcp::serve(sockets.tcp, handler, most_connections) => never,
     }
 }
@@ -134,15 +140,53 @@ struct Handler {
 }
 
 impl Handler {
-    fn answer(&self, request: &Request) -> Answer {
-        let no_snapshot = || Answer::failed(ResponseCode::ServFail);
+    /// Returns the answer to a query; `None` if the message is too short for the header of a DNS message, or is itself
+    /// an answer. The feed sends no answer to an answer, because two servers would then answer each other forever.
+    fn respond(&self, query: &[u8], peer: SocketAddr, protocol: Protocol) -> Option<Vec<u8>> {
+        let Header { metadata, .. } = Header::read(&mut BinDecoder::new(query)).ok()?;
+        if metadata.message_type == MessageType::Response {
+            return None;
+        }
+        let Ok(request) = Request::from_bytes(query.to_vec(), peer, protocol) else {
+            self.status.count_dns(code_name(ResponseCode::FormErr));
+            return Message::error_msg(metadata.id, metadata.op_code, ResponseCode::FormErr).to_vec().ok();
+        };
+        let edns = request.edns.as_ref().map(|asked| {
+            let mut own = Edns::new();
+            own.set_version(0);
+            own.set_max_payload(LARGEST_DATAGRAM);
+            own.set_dnssec_ok(asked.flags().dnssec_ok);
+            own
+        });
+        let accepted = request.edns.as_ref().map_or(SMALLEST_DATAGRAM, Edns::max_payload);
+        let is_udp = protocol == Protocol::Udp;
+        let limit = if is_udp { accepted.clamp(SMALLEST_DATAGRAM, LARGEST_DATAGRAM) } else { u16::MAX };
+        let mut answer = self.answer(&request, usize::from(limit));
+        if answer.is_truncated && !is_udp {
+            // The client cannot repeat the query by another protocol, and an empty answer would look like a Service
+            // without members, so the feed answers with an error.
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    see = pages::url(pages::FEED_DNS),
+                    %peer,
+                    "the members of a Service port do not fit into an answer by TCP, which has at most 64 KiB: the \
+                     feed answers SERVFAIL; use xDS or HTTP for this Service"
+                );
+            });
+            answer = Answer::failed(ResponseCode::ServFail);
+        }
+        self.status.count_dns(code_name(answer.code));
+        encode(&request, &answer, edns.as_ref(), limit)
+    }
+
+    fn answer(&self, request: &Request, limit: usize) -> Answer {
         // The feed does not use hickory's allow list, which admits all clients of an IP family for which it contains no
         // range.
         if !access::admits(&self.allowed, request.src().ip()) {
             self.status.count_refused(INTERFACE, ClientRefusal::Allow);
             return Answer::failed(ResponseCode::Refused);
         }
-        if request.metadata.op_code != OpCode::Query || request.metadata.message_type != MessageType::Query {
+        if request.metadata.op_code != OpCode::Query {
             return Answer::failed(ResponseCode::NotImp);
         }
         if request.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
@@ -153,75 +197,34 @@ impl Handler {
             return Answer::failed(ResponseCode::Refused);
         }
         let snapshot = self.published.borrow().clone();
-        snapshot.map_or_else(no_snapshot, |snapshot| {
-            self.zone.answer(&snapshot, info.query.original().name(), info.query.query_type())
-        })
+        snapshot.map_or_else(
+            || Answer::failed(ResponseCode::ServFail),
+            |snapshot| self.zone.answer(&snapshot, info.query.original().name(), info.query.query_type(), limit),
+        )
     }
 }
 
-#[async_trait]
-impl RequestHandler for Handler {
-    async fn handle_request<R: ResponseHandler, T: Time>(&self, request: &Request, mut handle: R) -> ResponseInfo {
-        let mut answer = self.answer(request);
-        self.status.count_dns(code_name(answer.code));
-        let edns = request.edns.as_ref().map(|edns| {
-            let mut own = Edns::new();
-            own.set_version(0);
-            own.set_max_payload(edns.max_payload().clamp(SMALLEST_DATAGRAM, LARGEST_DATAGRAM));
-            own
-        });
-        let limit = edns.as_ref().map_or(SMALLEST_DATAGRAM, Edns::max_payload);
-        let limit = if request.protocol() == Protocol::Udp { limit } else { u16::MAX };
-        let mut is_truncated = fit(&mut answer, usize::from(limit));
-        if is_truncated && request.protocol() == Protocol::Tcp {
-            // The client cannot repeat the query by another protocol, and an empty answer would look like a Service
-            // without members, so the feed answers with an error.
-            WARNED.call_once(|| {
-                tracing::warn!(
-                    see = pages::url(pages::FEED_DNS),
-                    peer = %request.src(),
-                    "the members of a Service port do not fit into an answer by TCP, which has at most 64 KiB: the \
-                     feed answers SERVFAIL; use xDS or HTTP for this Service"
-                );
-            });
-            (answer.code, is_truncated) = (ResponseCode::ServFail, false);
-        }
-        let mut metadata = Metadata::response_from_request(&request.metadata);
-        metadata.authoritative = answer.code == ResponseCode::NoError || answer.code == ResponseCode::NXDomain;
-        metadata.response_code = answer.code;
-        metadata.truncation = is_truncated;
-        let mut builder = MessageResponseBuilder::from_message_request(request);
-        if let Some(edns) = &edns {
-            builder.edns(edns);
-        }
-        let none: [Record; 0] = [];
-        let response = builder.build(metadata, &answer.answers, &none, &answer.authority, &answer.additional);
-        match handle.send_response(response).await {
-            Ok(info) => info,
-            Err(error) => {
-                tracing::debug!(%error, "a DNS answer could not be sent");
-                ResponseInfo::from(Header { metadata, counts: HeaderCounts::default() })
-            }
+fn encode(request: &Request, answer: &Answer, edns: Option<&Edns>, limit: u16) -> Option<Vec<u8>> {
+    let mut metadata = Metadata::response_from_request(&request.metadata);
+    metadata.authoritative = answer.code == ResponseCode::NoError || answer.code == ResponseCode::NXDomain;
+    metadata.response_code = answer.code;
+    metadata.truncation = answer.is_truncated;
+    let mut builder = MessageResponseBuilder::from_message_request(request);
+    if let Some(edns) = edns {
+        builder.edns(edns);
+    }
+    let none: [Record; 0] = [];
+    let response = builder.build(metadata, &answer.answers, &none, &answer.authority, &answer.additional);
+    let mut bytes = Vec::with_capacity(usize::from(SMALLEST_DATAGRAM));
+    let mut encoder = BinEncoder::new(&mut bytes);
+    encoder.set_max_size(limit);
+    match response.destructive_emit(&mut encoder) {
+        Ok(_info) => Some(bytes),
+        Err(error) => {
+            tracing::debug!(%error, "a DNS answer could not be encoded");
+            Message::error_msg(request.metadata.id, request.metadata.op_code, ResponseCode::ServFail).to_vec().ok()
         }
     }
-}
-
-/// Shortens an answer to the size that the client accepts. Returns whether the client has to repeat the query by TCP.
-/// If the address records of the additional section do not fit, all of them are omitted without the bit TC, because the
-/// client can query the addresses. If the SRV records do not fit, all SRV records are omitted, because a client would
-/// treat missing SRV records as removed members.
-fn fit(answer: &mut Answer, limit: usize) -> bool {
-    const HEADER_QUESTION_AND_OPT: usize = 12 + 255 + 4 + 11;
-    let needed = HEADER_QUESTION_AND_OPT + zone::size(&answer.answers) + zone::size(&answer.authority);
-    if needed > limit && !answer.answers.is_empty() {
-        answer.answers.clear();
-        answer.additional.clear();
-        return true;
-    }
-    if needed + zone::size(&answer.additional) > limit {
-        answer.additional.clear();
-    }
-    false
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the metric counts all further codes as one")]

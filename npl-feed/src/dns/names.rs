@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parses and formats the DNS names below the zone.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use hickory_server::proto::{ProtoError, rr::Name};
 use npl_agent::core::model::Protocol;
@@ -39,7 +39,9 @@ pub(super) fn read(name: &Name, zone: &Name) -> Option<Place> {
         return None;
     }
     let own = usize::from(name.num_labels()).saturating_sub(usize::from(zone.num_labels()));
-    let labels: Vec<String> = name.iter().take(own).map(|it| String::from_utf8_lossy(it).to_lowercase()).collect();
+    // DNS compares only ASCII letters without regard to case (RFC 4343).
+    let labels = name.iter().take(own).map(|label| String::from_utf8_lossy(label).to_ascii_lowercase());
+    let labels: Vec<String> = labels.collect();
     let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
     Some(match labels.as_slice() {
         [] => Place::Apex,
@@ -83,25 +85,28 @@ pub fn of_port(group: &Group, zone: &Name) -> String {
 }
 
 /// Returns the DNS name of a member. Each member has its own name, because `HAProxy` 2.8 does not resolve the third of
-/// several servers with the same name. IPv6 addresses are written without `::`, because a label must not begin or end
-/// with a hyphen.
+/// several servers with the same name.
 pub(super) fn of_member(ip: IpAddr, port: u16, zone: &Name) -> Result<Name, ProtoError> {
-    let label = match ip {
+    Name::from_labels([port.to_string().as_bytes(), label_of(ip).as_bytes(), ADDRESSES.as_bytes()])?.append_domain(zone)
+}
+
+/// Returns the label of an address. IPv6 addresses are written without `::`, because a label must not begin or end with
+/// a hyphen.
+fn label_of(ip: IpAddr) -> String {
+    match ip {
         IpAddr::V4(ip) => ip.to_string().replace('.', "-"),
         IpAddr::V6(ip) => ip.segments().map(|segment| format!("{segment:x}")).join("-"),
-    };
-    Name::from_labels([port.to_string().as_bytes(), label.as_bytes(), ADDRESSES.as_bytes()])?.append_domain(zone)
+    }
 }
 
 fn member(port: &str, text: &str) -> Option<Place> {
-    Some(Place::Address { ip: address(text)?, port: Some(port.parse().ok()?) })
+    let number = port.parse::<u16>().ok().filter(|number| number.to_string() == port)?;
+    Some(Place::Address { ip: address(text)?, port: Some(number) })
 }
 
+/// Parses the label of an address. Only the form that [`label_of`] writes is a name of the zone.
 fn address(label: &str) -> Option<IpAddr> {
-    let parts: Vec<&str> = label.split('-').collect();
-    match parts.len() {
-        4 => parts.join(".").parse::<Ipv4Addr>().ok().map(IpAddr::V4),
-        8 => parts.join(":").parse::<Ipv6Addr>().ok().map(IpAddr::V6),
-        _ => None,
-    }
+    let v4 = || label.replace('-', ".").parse().ok().map(IpAddr::V4);
+    let v6 = || label.replace('-', ":").parse().ok().map(IpAddr::V6);
+    v4().or_else(v6).filter(|ip| label_of(*ip) == label)
 }

@@ -4,15 +4,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use futures::StreamExt as _;
-use hickory_server::{
-    net::{BufDnsStreamHandle, runtime::TokioTime, xfer::Protocol},
-    proto::{
-        op::{Header, Message, ResponseCode},
-        serialize::binary::{BinDecodable as _, BinDecoder},
-    },
-    server::{Request, RequestHandler as _, ResponseHandle},
-};
+use hickory_server::net::xfer::Protocol;
 use npl_agent::core::pages;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -84,20 +76,9 @@ async fn exchange(stream: &mut TcpStream, peer: SocketAddr, handler: &Handler) -
     }
     let mut query = vec![0; usize::from(length)];
     stream.read_exact(&mut query).await?;
-    let answer = answer(query, peer, handler).await?;
+    let answer = handler.respond(&query, peer, Protocol::Tcp);
+    let answer = answer.ok_or_else(|| io::Error::other("the message is not a query"))?;
     let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
     stream.write_all(&length.to_be_bytes()).await?;
     stream.write_all(&answer).await
-}
-
-async fn answer(query: Vec<u8>, peer: SocketAddr, handler: &Handler) -> io::Result<Vec<u8>> {
-    let Header { metadata, .. } = Header::read(&mut BinDecoder::new(&query)).map_err(io::Error::other)?;
-    let Ok(request) = Request::from_bytes(query, peer, Protocol::Tcp) else {
-        let refusal = Message::error_msg(metadata.id, metadata.op_code, ResponseCode::FormErr);
-        return refusal.to_vec().map_err(io::Error::other);
-    };
-    let (sender, mut answers) = BufDnsStreamHandle::with_buffer_size(peer, 1);
-    handler.handle_request::<_, TokioTime>(&request, ResponseHandle::new(peer, sender, Protocol::Tcp)).await;
-    let answer = answers.next().await.ok_or_else(|| io::Error::other("the answer could not be encoded"))?;
-    Ok(answer.into_parts().0)
 }

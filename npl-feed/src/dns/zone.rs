@@ -13,7 +13,7 @@ use hickory_server::proto::{
 use npl_agent::core::model::Family;
 
 use super::names::{self, Place};
-use crate::core::snapshot::{Group, Member, Snapshot};
+use crate::core::snapshot::{Group, Snapshot};
 
 /// The TTL of all DNS records in seconds. The TTL is short, because members may change at any time.
 const TTL: u32 = 1;
@@ -33,11 +33,13 @@ pub(super) struct Answer {
     pub(super) authority: Section,
     /// The records of the additional section: the address records of SRV targets.
     pub(super) additional: Section,
+    /// Whether the answer would exceed the size that the client accepts, and therefore contains no record.
+    pub(super) is_truncated: bool,
 }
 
 impl Answer {
     pub(super) const fn failed(code: ResponseCode) -> Self {
-        Self { code, answers: Vec::new(), authority: Vec::new(), additional: Vec::new() }
+        Self { code, answers: Vec::new(), authority: Vec::new(), additional: Vec::new(), is_truncated: false }
     }
 }
 
@@ -55,61 +57,87 @@ impl Zone {
         Self { name }
     }
 
-    /// Computes the answer to a query of class IN.
-    pub(super) fn answer(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Answer {
+    /// Computes the answer to a query of class IN. If the SRV records of the answer exceed `limit` bytes, the answer is
+    /// truncated.
+    pub(super) fn answer(&self, snapshot: &Snapshot, name: &Name, kind: RecordType, limit: usize) -> Answer {
         let Some(place) = names::read(name, &self.name) else { return Answer::failed(ResponseCode::Refused) };
-        let (exists, answers, additional) = match place {
-            Place::Apex => (true, self.apex(snapshot, name, kind), Vec::new()),
+        if matches!(kind, RecordType::AXFR | RecordType::IXFR) {
+            return Answer::failed(ResponseCode::Refused);
+        }
+        let (exists, answers) = match place {
+            Place::Apex => (true, self.apex(snapshot, name, kind)),
             Place::Port { namespace, service, protocol, port } => {
-                match snapshot.port_of(&namespace, &service, protocol, &port) {
-                    Some(group) if matches!(kind, RecordType::SRV | RecordType::ANY) => {
-                        let (answers, additional) = self.members(name, group);
-                        (true, answers, additional)
-                    }
-                    Some(_) => (true, Vec::new(), Vec::new()),
-                    None => (false, Vec::new(), Vec::new()),
+                let group = snapshot.port_of(&namespace, &service, protocol, &port);
+                if let Some(group) = group.filter(|_| matches!(kind, RecordType::SRV | RecordType::ANY)) {
+                    return self.members(snapshot, name, group, limit);
                 }
+                (group.is_some(), Vec::new())
             }
             Place::Protocol { namespace, service, protocol } => {
                 let exists = snapshot.service(&namespace, &service).any(|group| group.key.protocol == protocol);
-                (exists, Vec::new(), Vec::new())
+                (exists, Vec::new())
             }
             Place::Service { namespace, service } => {
-                (snapshot.service(&namespace, &service).next().is_some(), Vec::new(), Vec::new())
+                (snapshot.service(&namespace, &service).next().is_some(), Vec::new())
             }
-            Place::Namespace(namespace) => {
-                (snapshot.groups().any(|group| *group.key.service.namespace == *namespace), Vec::new(), Vec::new())
-            }
+            Place::Namespace(namespace) => (snapshot.has_namespace(&namespace), Vec::new()),
             Place::Address { ip, port } => {
-                let is_named = |member: &Member| member.address == ip && port.is_none_or(|port| member.port == port);
-                let exists = snapshot.groups().any(|group| group.members.iter().any(is_named));
+                let exists = snapshot.has_address(ip, port);
                 let is_asked = kind == record_type(ip) || kind == RecordType::ANY;
-                (exists, if exists && is_asked { vec![address(name.clone(), ip)] } else { Vec::new() }, Vec::new())
+                (exists, if exists && is_asked { vec![address(name.clone(), ip)] } else { Vec::new() })
             }
-            Place::Addresses => (true, Vec::new(), Vec::new()),
-            Place::Nothing => (false, Vec::new(), Vec::new()),
+            Place::Addresses => (true, Vec::new()),
+            Place::Nothing => (false, Vec::new()),
         };
-        let authority = if answers.is_empty() { self.soa(snapshot, self.name.clone()) } else { Vec::new() };
         let code = if exists { ResponseCode::NoError } else { ResponseCode::NXDomain };
-        Answer { code, answers, authority, additional }
+        self.complete(snapshot, Answer { answers, ..Answer::failed(code) })
     }
 
-    /// Returns an SRV record for each ready member, and the address records of the SRV records' targets.
-    fn members(&self, name: &Name, group: &Group) -> (Section, Section) {
-        let named = group.ready().filter_map(|member| {
-            let target = names::of_member(member.address, member.port, &self.name).ok()?;
-            let srv = SRV::new(0, member.weight, member.port, target.clone());
-            Some((Record::from_rdata(name.clone(), TTL, RData::SRV(srv)), address(target, member.address)))
-        });
-        named.unzip()
+    /// Adds the SOA record to a negative answer.
+    fn complete(&self, snapshot: &Snapshot, answer: Answer) -> Answer {
+        let authority = if answer.answers.is_empty() { self.soa(snapshot, self.name.clone()) } else { Vec::new() };
+        Answer { authority, ..answer }
+    }
+
+    /// Returns an answer with an SRV record for each ready member, and with the address records of the SRV records'
+    /// targets. If the SRV records do not fit, the answer has none of them, because a client would treat missing SRV
+    /// records as removed members. If only the address records do not fit, the answer has no address record and no TC
+    /// bit, because the client can query the addresses. The feed stops building records as soon as they do not fit, so
+    /// that a query with a forged source address costs little.
+    fn members(&self, snapshot: &Snapshot, name: &Name, group: &Group, limit: usize) -> Answer {
+        let mut answer = Answer::failed(ResponseCode::NoError);
+        let mut free = limit.saturating_sub(HEADER_QUESTION_AND_OPT + size_of_name(name));
+        let mut targets = Vec::new();
+        for member in group.ready() {
+            let Ok(target) = names::of_member(member.address, member.port, &self.name) else { continue };
+            let data = RData::SRV(SRV::new(0, member.weight, member.port, target.clone()));
+            let srv = record(name.clone(), data);
+            let Some(rest) = free.checked_sub(size(&srv, answer.answers.len())) else {
+                return Answer { is_truncated: true, ..Answer::failed(ResponseCode::NoError) };
+            };
+            free = rest;
+            answer.answers.push(srv);
+            targets.push((target, member.address));
+        }
+        for (target, ip) in targets {
+            let address = address(target, ip);
+            let Some(rest) = free.checked_sub(size(&address, COMPRESSED_OWNERS)) else {
+                answer.additional.clear();
+                break;
+            };
+            free = rest;
+            answer.additional.push(address);
+        }
+        self.complete(snapshot, answer)
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "the zone has two types of records at its apex")]
     fn apex(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Section {
         match kind {
-            RecordType::SOA => self.soa(snapshot, name.clone()),
+            // An answer to a query for any type need not have all types, but must not deny the name's records (RFC 8482).
+            RecordType::SOA | RecordType::ANY => self.soa(snapshot, name.clone()),
             RecordType::NS => {
-                let server = self.server().map(|server| Record::from_rdata(name.clone(), TTL, RData::NS(NS(server))));
+                let server = self.server().map(|server| record(name.clone(), RData::NS(NS(server))));
                 server.into_iter().collect()
             }
             _ => Vec::new(),
@@ -128,7 +156,7 @@ impl Zone {
             return Vec::new();
         };
         let soa = SOA::new(server, contact, snapshot.version().serial(), REFRESH, REFRESH, REFRESH, TTL);
-        vec![Record::from_rdata(owner, TTL, RData::SOA(soa))]
+        vec![record(owner, RData::SOA(soa))]
     }
 }
 
@@ -144,18 +172,31 @@ fn address(name: Name, ip: IpAddr) -> Record {
         IpAddr::V4(ip) => RData::A(ip.into()),
         IpAddr::V6(ip) => RData::AAAA(ip.into()),
     };
-    Record::from_rdata(name, TTL, data)
+    record(name, data)
 }
 
-/// Returns an upper bound of the encoded size of a section, in bytes. The owners of the first [`COMPRESSED_OWNERS`] SRV
-/// records take only two bytes each, because they are encoded as compression pointers to the question's name.
-pub(super) fn size(section: &Section) -> usize {
+fn record(owner: Name, data: RData) -> Record {
+    #[cfg(test)]
+    BUILT.set(BUILT.get() + 1);
+    Record::from_rdata(owner, TTL, data)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The number of records that this thread has built.
+    pub(super) static BUILT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// The size in bytes of a message's header, of the question's type and class, and of the OPT record.
+const HEADER_QUESTION_AND_OPT: usize = 12 + 4 + 11;
+
+/// Returns an upper bound of the encoded size in bytes of the record with this index in a message. The owners of the
+/// first [`COMPRESSED_OWNERS`] SRV records take only two bytes each, because they are encoded as compression pointers to
+/// the question's name.
+fn size(record: &Record, index: usize) -> usize {
     const POINTER: usize = 2;
-    let sizes = section.iter().enumerate().map(|(number, record)| {
-        let is_compressed = number < COMPRESSED_OWNERS && matches!(record.data, RData::SRV(_));
-        FIXED + size_of_data(&record.data) + if is_compressed { POINTER } else { size_of_name(&record.name) }
-    });
-    sizes.sum()
+    let is_compressed = index < COMPRESSED_OWNERS && matches!(record.data, RData::SRV(_));
+    FIXED + size_of_data(&record.data) + if is_compressed { POINTER } else { size_of_name(&record.name) }
 }
 
 /// The size in bytes of the fields that every record has: type, class, TTL and length of data.
@@ -165,13 +206,12 @@ const FIXED: usize = 10;
 /// which is the question's.
 const COMPRESSED_OWNERS: usize = 119;
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "the zone has no other types of records")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "only the sizes of these types are needed")]
 fn size_of_data(data: &RData) -> usize {
     match data {
         RData::SRV(srv) => 6 + size_of_name(&srv.target),
         RData::A(_) => 4,
         RData::AAAA(_) => 16,
-        RData::SOA(soa) => size_of_name(&soa.mname) + size_of_name(&soa.rname) + 20,
         _ => 255,
     }
 }

@@ -23,6 +23,13 @@ pub struct Interfaces {
 }
 
 impl Interfaces {
+    /// Returns the version of the representation: equal members have different answers if this version differs.
+    pub(super) fn version(&self) -> Version {
+        let Self { xds, zone } = self;
+        let zone = zone.as_ref().map(Name::to_ascii);
+        Version::of(format!("{} {xds} {zone:?}", env!("CARGO_PKG_VERSION")).as_bytes())
+    }
+
     fn names(&self, group: &Group) -> Names {
         let service = &group.key.service;
         Names {

@@ -15,15 +15,16 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    body::{Body, Bytes},
-    extract::{Path, Query, Request, State},
-    http::{HeaderName, HeaderValue, StatusCode, header},
+    body::Body,
+    extract::{FromRequestParts, Path, Request, State},
+    http::{HeaderName, HeaderValue, StatusCode, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
 };
 
 use http_body_util::BodyExt as _;
+use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use self::members::Interfaces;
@@ -34,6 +35,7 @@ use self::{
 use crate::{
     access::Token,
     client_memory::{Connection, Part},
+    core::snapshot::Version,
     follow::Published,
     status::{ClientRefusal, Status},
 };
@@ -54,6 +56,8 @@ struct Context {
     status: Arc<Status>,
     cache: Arc<Cache>,
     interfaces: Arc<Interfaces>,
+    /// The version of the representation of the members, see [`Interfaces::version`].
+    representation: Version,
     waiting: Arc<Semaphore>,
 }
 
@@ -74,6 +78,7 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         published,
         status,
         cache: Arc::default(),
+        representation: interfaces.version(),
         interfaces: Arc::new(interfaces),
         waiting: Arc::new(Semaphore::new(MOST_WAITING)),
     };
@@ -86,12 +91,13 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         .route("/traefik", get(traefik))
         .route("/v1/http_sd", get(http_sd))
         .route("/openapi.json", get(|| async { ([(header::CONTENT_TYPE, JSON)], OPENAPI) }))
-        .route("/metrics", get(metrics));
+        .route("/metrics", get(metrics))
+        .method_not_allowed_fallback(method_not_allowed);
     if let Some(token) = token {
         data = data.layer(middleware::from_fn_with_state(token, Token::check));
     }
-    data.route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz))
+    data.route("/healthz", get(|| async { "ok\n" }).fallback(method_not_allowed))
+        .route("/readyz", get(readyz).fallback(method_not_allowed))
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "no such path: see /openapi.json") })
         .layer(middleware::from_fn_with_state(context.clone(), count_and_register))
         .with_state(context)
@@ -129,14 +135,30 @@ async fn count_and_register(State(context): State<Context>, request: Request, ne
     Response::from_parts(head, parts.pop().map_or_else(Body::empty, Body::from))
 }
 
-async fn all_members(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+/// The names in the path, or the answer 400 if a name is malformed.
+struct Names<T>(T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let path = Path::<T>::from_request_parts(parts, state).await;
+        path.map(|Path(names)| Self(names)).map_err(|rejection| problem(rejection.status(), &rejection.body_text()))
+    }
+}
+
+async fn method_not_allowed() -> Response {
+    problem(StatusCode::METHOD_NOT_ALLOWED, "the feed only answers GET and HEAD")
+}
+
+async fn all_members(State(context): State<Context>, poll: Poll, etags: Etags) -> Response {
     poll.answer(&context, &etags, &View::Members).await
 }
 
 async fn service_members(
     State(context): State<Context>,
-    Path((namespace, service)): Path<(String, String)>,
-    Query(poll): Query<Poll>,
+    Names((namespace, service)): Names<(String, String)>,
+    poll: Poll,
     etags: Etags,
 ) -> Response {
     poll.answer(&context, &etags, &View::Service { namespace, service }).await
@@ -144,32 +166,35 @@ async fn service_members(
 
 async fn port_members(
     State(context): State<Context>,
-    Path((namespace, service, port)): Path<(String, String, String)>,
-    Query(poll): Query<Poll>,
+    Names((namespace, service, port)): Names<(String, String, String)>,
+    poll: Poll,
     etags: Etags,
 ) -> Response {
     poll.answer(&context, &etags, &View::Port { namespace, service, port }).await
 }
 
-async fn consul_services(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+async fn consul_services(State(context): State<Context>, poll: Poll, etags: Etags) -> Response {
     poll.answer(&context, &etags, &View::ConsulServices).await
 }
 
 async fn consul_health(
     State(context): State<Context>,
-    Path(name): Path<String>,
-    Query(poll): Query<Poll>,
+    Names(name): Names<String>,
+    poll: Poll,
     etags: Etags,
 ) -> Response {
-    let only_passing = poll.asks_only_passing();
+    let only_passing = match poll.asks_only_passing() {
+        Ok(only_passing) => only_passing,
+        Err(text) => return problem(StatusCode::BAD_REQUEST, text),
+    };
     poll.answer(&context, &etags, &View::ConsulHealth { name, only_passing }).await
 }
 
-async fn traefik(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+async fn traefik(State(context): State<Context>, poll: Poll, etags: Etags) -> Response {
     poll.answer(&context, &etags, &View::Traefik).await
 }
 
-async fn http_sd(State(context): State<Context>, Query(poll): Query<Poll>, etags: Etags) -> Response {
+async fn http_sd(State(context): State<Context>, poll: Poll, etags: Etags) -> Response {
     poll.answer(&context, &etags, &View::Prometheus).await
 }
 
@@ -203,15 +228,3 @@ fn problem(code: StatusCode, text: &str) -> Response {
 
 /// The name of the header with the index of Consul's blocking queries.
 const CONSUL_INDEX: HeaderName = HeaderName::from_static("x-consul-index");
-
-fn with_body(body: Bytes, etag: HeaderValue, consul_index: Option<u64>) -> Response {
-    let mut response = Response::new(Body::from(body));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, JSON);
-    headers.insert(header::ETAG, etag);
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    if let Some(index) = consul_index {
-        headers.insert(CONSUL_INDEX, HeaderValue::from(index));
-    }
-    response
-}

@@ -4,19 +4,19 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
-    extract::FromRequestParts,
+    extract::{FromRequestParts, Query},
     http::{HeaderValue, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Context, problem, view::View, with_body};
+use super::{CONSUL_INDEX, Context, JSON, problem, view::View};
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The value of the header `If-None-Match`; `None` if the request has no such header, or if the header is longer than
-/// [`LONGEST_ETAGS`]: no client has a reason to send that many versions. Only this header is copied, so the other
-/// headers take no memory while the request waits.
+/// The value of the header `If-None-Match`, whose lines are joined; `None` if the request has no such header, or if the
+/// header is longer than [`LONGEST_ETAGS`]: no client has a reason to send that many versions. Only this header is
+/// copied, so the other headers take no memory while the request waits.
 pub(super) struct Etags(Option<String>);
 
 /// The maximum length of the header `If-None-Match` in bytes.
@@ -28,8 +28,25 @@ impl<S: Sync> FromRequestParts<S> for Etags {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        let value = parts.headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
-        Ok(Self(value.filter(|value| value.len() <= LONGEST_ETAGS).map(str::to_owned)))
+        let lines = parts.headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+        let value = lines.collect::<Vec<_>>().join(",");
+        Ok(Self(Some(value).filter(|value| !value.is_empty() && value.len() <= LONGEST_ETAGS)))
+    }
+}
+
+impl Etags {
+    /// Returns whether the header names this `ETag`, as a strong or weak validator.
+    fn contain(&self, own: &str) -> bool {
+        self.all().any(|etag| etag.trim_start_matches("W/") == own)
+    }
+
+    /// Returns whether the header is `*`, which matches every content, but names no version.
+    fn are_any(&self) -> bool {
+        self.all().any(|etag| etag == "*")
+    }
+
+    fn all(&self) -> impl Iterator<Item = &str> {
+        self.0.as_deref().unwrap_or_default().split(',').map(str::trim)
     }
 }
 
@@ -37,35 +54,64 @@ impl<S: Sync> FromRequestParts<S> for Etags {
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
-fn etag(version: Version) -> String {
-    format!("\"{version}\"")
+/// The version of a view's members, and the `ETag` of the view's representation.
+struct Current {
+    version: Version,
+    etag: String,
 }
 
-/// Returns whether the client already has this version, according to the client's index or `ETag`.
-fn is_known(version: Version, index: Option<&str>, etags: Option<&str>) -> bool {
-    let has_index = index.is_some_and(|index| {
-        let index = index.trim_matches('"');
-        index == version.to_string() || index == version.index().to_string()
-    });
-    let own = etag(version);
-    let is_own = |etag: &str| etag == "*" || etag.trim_start_matches("W/") == own;
-    has_index || etags.is_some_and(|etags| etags.split(',').map(str::trim).any(is_own))
+impl Current {
+    /// An `ETag` names the representation: it also differs if the configuration or the release of the feed differs.
+    fn new(context: &Context, version: Version) -> Self {
+        let content = format!("{} {version}", context.representation);
+        Self { version, etag: format!("\"{}\"", Version::of(content.as_bytes())) }
+    }
+
+    /// Returns whether the client already has this version, according to the client's index or `ETag`.
+    fn is_known(&self, index: Option<&str>, etags: &Etags) -> bool {
+        let has_index = index.is_some_and(|index| {
+            let index = index.trim_matches('"');
+            index == self.etag.trim_matches('"')
+                || index == self.version.to_string()
+                || index == self.version.index().to_string()
+        });
+        has_index || etags.contain(&self.etag)
+    }
 }
 
 /// The query parameters of a request for members.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Poll {
-    /// The version that the client already has: an `ETag` without quotes, or Consul's index.
+    /// The version that the client already has: an `ETag` without quotes, the version in a body, or Consul's index.
     index: Option<String>,
     /// The maximum time, such as `30s`, to wait for a version that differs from the client's version.
     wait: Option<String>,
-    /// Consul's parameter that requests only healthy members. The value of the parameter is ignored.
-    passing: Option<IgnoredAny>,
+    /// Consul's parameter that requests only healthy members. An empty value means `true`.
+    passing: Option<String>,
+}
+
+/// Extracts the parameters, or answers 400 if the query string is malformed.
+impl<S: Send + Sync> FromRequestParts<S> for Poll {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Response> {
+        let query = Query::<Self>::try_from_uri(&parts.uri);
+        query.map(|Query(poll)| poll).map_err(|rejection| problem(StatusCode::BAD_REQUEST, &rejection.body_text()))
+    }
 }
 
 impl Poll {
-    pub(super) fn asks_only_passing(&self) -> bool {
-        self.passing.is_some()
+    /// Returns whether the request is for healthy members only. The values of booleans are those of Consul.
+    ///
+    /// # Errors
+    ///
+    /// Returns the text of the answer if the value is malformed.
+    pub(super) fn asks_only_passing(&self) -> Result<bool, &'static str> {
+        match self.passing.as_deref() {
+            None | Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
+            Some("" | "1" | "t" | "T" | "true" | "True" | "TRUE") => Ok(true),
+            Some(_) => Err("passing is not a boolean: give passing=true or passing=false"),
+        }
     }
 
     /// Returns how long to wait for a change.
@@ -99,7 +145,6 @@ impl Poll {
         if view.has_too_long_name() {
             return problem(StatusCode::BAD_REQUEST, "a name in the path is longer than any name of a Service or port");
         }
-        let etags = etags.0.as_deref();
         let until = Instant::now() + wait;
         let mut permit = None;
         let mut published = context.published.clone();
@@ -110,13 +155,14 @@ impl Poll {
             let Some(version) = view.version(&snapshot) else {
                 return problem(StatusCode::NOT_FOUND, &format!("there is no {view}"));
             };
-            let waits = Instant::now() < until && is_known(version, self.index.as_deref(), etags);
+            let current = Current::new(context, version);
+            let waits = Instant::now() < until && current.is_known(self.index.as_deref(), etags);
             if waits && permit.is_none() {
                 permit = context.permit_to_wait();
             }
             // Without a permit to wait, the client gets the current version at once.
             if !waits || permit.is_none() {
-                return respond(context, view, version, &snapshot, etags);
+                return respond(context, view, &current, &snapshot, etags);
             }
             drop(snapshot);
             // A timeout is not an error: if the waiting time is over, the next iteration of the loop answers with the
@@ -128,16 +174,25 @@ impl Poll {
     }
 }
 
-/// Answers with the body of the view, or with 304 if the client has sent the view's version as its `ETag`.
-fn respond(context: &Context, view: &View, version: Version, snapshot: &Snapshot, etags: Option<&str>) -> Response {
-    let Ok(etag) = HeaderValue::try_from(etag(version)) else {
+/// Answers with the body of the view, or with 304 if the client has sent the view's `ETag`.
+fn respond(context: &Context, view: &View, current: &Current, snapshot: &Snapshot, etags: &Etags) -> Response {
+    let Ok(etag) = HeaderValue::try_from(&current.etag) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    if is_known(version, None, etags) {
-        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+    let mut response = if etags.are_any() || etags.contain(&current.etag) {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        let body = context.cache.get(view, current.version, snapshot, &context.interfaces);
+        ([(header::CONTENT_TYPE, JSON)], body).into_response()
+    };
+    // Both answers have these headers, because a cache updates the headers of its stored answer with those of a 304.
+    let headers = response.headers_mut();
+    headers.insert(header::ETAG, etag);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if view.is_consul() {
+        headers.insert(CONSUL_INDEX, HeaderValue::from(current.version.index()));
     }
-    let body = context.cache.get(view, version, snapshot, &context.interfaces);
-    with_body(body, etag, view.is_consul().then(|| version.index()))
+    response
 }
 
 /// Parses a duration in the format of Consul's clients: `30s`, `5m`, `500ms`, or a number of seconds.

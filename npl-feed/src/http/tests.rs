@@ -38,9 +38,12 @@ fn pods() -> Vec<Pod> {
 
 impl Scene {
     fn new(token: Option<&str>) -> Self {
+        Self::with(Interfaces { xds: true, zone: Some("npl.internal.".parse().unwrap()) }, token)
+    }
+
+    fn with(interfaces: Interfaces, token: Option<&str>) -> Self {
         let (publisher, published) = watch::channel(None);
         let status = Arc::new(Status::default());
-        let interfaces = Interfaces { xds: true, zone: Some("npl.internal.".parse().unwrap()) };
         let router = router(published, Arc::clone(&status), interfaces, token.map(Token::fixed));
         let mut scene = Self { router, publisher, cluster: cluster(pods()), status };
         scene.publish();
@@ -107,8 +110,7 @@ async fn the_members_of_a_service_have_names_in_each_interface() {
 
 /// Requests a path of the description so that the answer has this status code.
 async fn provoke(path: &str, status: &str) -> Response {
-    let path = path.replace("{name}", "web.default").replace("{namespace}", "default").replace("{port}", "80");
-    let existing = path.replace("{service}", "web");
+    let existing = existing(path);
     let scene = Scene::new((status == "401").then_some("secret"));
     match status {
         "200" | "401" => scene.get(&existing).await,
@@ -117,7 +119,11 @@ async fn provoke(path: &str, status: &str) -> Response {
             scene.send(Request::get(existing).header("if-none-match", etag).body(Body::empty()).unwrap()).await
         }
         "400" => scene.get(&format!("{existing}?wait=soon")).await,
-        "404" => scene.get(&path.replace("{service}", "none")).await,
+        "403" => {
+            let router = probes(scene.publisher.subscribe(), Arc::default());
+            router.oneshot(Request::get(existing).body(Body::empty()).unwrap()).await.unwrap()
+        }
+        "404" => scene.get(&existing.replace("web", "none")).await,
         "503" => {
             scene.publisher.send_replace(None);
             scene.get(&existing).await
@@ -126,22 +132,47 @@ async fn provoke(path: &str, status: &str) -> Response {
     }
 }
 
-/// Checks the content type and the body of an answer against `response`, a part of the `OpenAPI` description.
+/// Returns the part of the description to which a reference leads, or the part itself if it is no reference.
+fn resolved<'a>(description: &'a Value, part: &'a Value) -> &'a Value {
+    let place = part["$ref"].as_str().map(|reference| reference.trim_start_matches('#'));
+    place.map_or(part, |place| description.pointer(place).unwrap())
+}
+
+/// Checks a value against a schema of the description.
+fn expect_valid(description: &Value, schema: &Value, value: &Value, request: &str) {
+    let mut schema = schema.clone();
+    schema["components"] = description["components"].clone();
+    let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
+    compiler.add_resource("answer.json", schema).unwrap();
+    let index = compiler.compile("answer.json", &mut schemas).unwrap();
+    let valid = schemas.validate(value, index);
+    assert!(valid.is_ok(), "{request}: {value}: {valid:?}");
+}
+
+/// The headers that need no description: HTTP itself defines them for all answers.
+const GENERAL_HEADERS: [&str; 3] = ["content-type", "content-length", "www-authenticate"];
+
+/// Checks the headers and the body of an answer against `response`, a part of the `OpenAPI` description. The answer has
+/// exactly the described headers.
 async fn expect_described(description: &Value, response: &Value, answer: Response, request: &str) {
+    let response = resolved(description, response);
+    let mut described = BTreeSet::new();
+    for (name, header) in response["headers"].as_object().into_iter().flatten() {
+        let value = json!(header_of(&answer, name));
+        expect_valid(description, &resolved(description, header)["schema"], &value, &format!("{request}, {name}"));
+        described.insert(name.to_lowercase());
+    }
+    let names = answer.headers().keys().map(ToString::to_string);
+    let sent: BTreeSet<String> = names.filter(|name| !GENERAL_HEADERS.contains(&name.as_str())).collect();
+    assert_eq!(sent, described, "{request}");
     let Some(contents) = response["content"].as_object() else {
         return assert_eq!(text(answer).await, "", "{request}: the description has no content");
     };
     let (kind, content) = contents.iter().next().unwrap();
     assert!(header_of(&answer, "content-type").starts_with(kind.as_str()), "{request}");
     let body = text(answer).await;
-    let mut schema = content["schema"].clone();
-    schema["components"] = description["components"].clone();
-    let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
-    compiler.add_resource("answer.json", schema).unwrap();
-    let index = compiler.compile("answer.json", &mut schemas).unwrap();
     let value = if kind == "application/json" { serde_json::from_str(&body).unwrap() } else { json!(body) };
-    let valid = schemas.validate(&value, index);
-    assert!(valid.is_ok(), "{request}: {body}: {valid:?}");
+    expect_valid(description, &content["schema"], &value, request);
 }
 
 /// The schemas are closed, so this test also checks that answers contain nothing but addresses, ports, names and
@@ -158,7 +189,68 @@ async fn every_answer_conforms_to_the_openapi_description() {
             seen.insert(status.as_str());
         }
     }
-    assert_eq!(seen, BTreeSet::from(["200", "304", "400", "401", "404", "503"]));
+    assert_eq!(seen, BTreeSet::from(["200", "304", "400", "401", "403", "404", "503"]));
+}
+
+/// Returns the path of the description with names that exist.
+fn existing(path: &str) -> String {
+    let names = [("{name}", "web.default"), ("{namespace}", "default"), ("{service}", "web"), ("{port}", "80")];
+    names.iter().fold(path.to_owned(), |path, (name, value)| path.replace(name, value))
+}
+
+#[tokio::test]
+async fn head_has_the_headers_of_get_and_no_body() {
+    let (description, scene): (Value, _) = (serde_json::from_str(OPENAPI).unwrap(), Scene::new(None));
+    for (path, item) in description["paths"].as_object().unwrap() {
+        assert!(item["head"].is_object(), "{path}");
+        let head = scene.send(Request::head(existing(path)).body(Body::empty()).unwrap()).await;
+        let get = scene.get(&existing(path)).await;
+        // The metrics count the answers, so their length may differ.
+        let mut headers = [head.headers().clone(), get.headers().clone()];
+        if path == "/metrics" {
+            for headers in &mut headers {
+                headers.remove("content-length");
+            }
+        }
+        assert_eq!((head.status(), &headers[0]), (get.status(), &headers[1]), "{path}");
+        assert_eq!(text(head).await, "", "{path}");
+        assert_ne!(text(get).await, "", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn other_methods_are_not_allowed() {
+    let (description, scene): (Value, _) = (serde_json::from_str(OPENAPI).unwrap(), Scene::new(None));
+    for path in description["paths"].as_object().unwrap().keys() {
+        for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+            let request = Request::builder().method(method).uri(existing(path)).body(Body::empty()).unwrap();
+            let answer = scene.send(request).await;
+            assert_eq!(answer.status(), StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            let described = &description["components"]["responses"]["MethodNotAllowed"];
+            expect_described(&description, described, answer, &format!("{method} {path}")).await;
+        }
+    }
+}
+
+/// All errors in a request have the same form, also those that axum finds.
+#[tokio::test]
+async fn malformed_requests_are_answered_as_described() {
+    let (description, scene): (Value, _) = (serde_json::from_str(OPENAPI).unwrap(), Scene::new(None));
+    for (path, request) in [
+        ("/v1/members", "/v1/members?wait=soon".to_owned()),
+        ("/v1/members", "/v1/members?wait=1s&wait=2s".to_owned()),
+        ("/v1/members", format!("/v1/members?index={}", "1".repeat(65))),
+        ("/traefik", "/traefik?index=1&index=2".to_owned()),
+        ("/v1/members/{namespace}/{service}", "/v1/members/%ff/web".to_owned()),
+        ("/v1/members/{namespace}/{service}", format!("/v1/members/{}/web", "x".repeat(1000))),
+        ("/v1/health/service/{name}", "/v1/health/service/%c0".to_owned()),
+        ("/v1/health/service/{name}", "/v1/health/service/web.default?passing=maybe".to_owned()),
+    ] {
+        let answer = scene.get(&request).await;
+        assert_eq!(answer.status(), StatusCode::BAD_REQUEST, "{request}");
+        let described = &description["paths"][path]["get"]["responses"]["400"];
+        expect_described(&description, described, answer, &request).await;
+    }
 }
 
 /// Returns the locations in a schema at which objects may have properties that the schema does not name.
@@ -203,9 +295,64 @@ async fn a_version_that_the_client_has_is_not_sent_again() {
         let other = Request::get(path).header("if-none-match", "\"0\", W/\"1\"").body(Body::empty()).unwrap();
         assert_eq!(scene.send(other).await.status(), StatusCode::OK);
     }
+    for path in ["/v1/catalog/services", "/v1/health/service/web.default"] {
+        let index = header_of(&scene.get(path).await, "x-consul-index");
+        let any = Request::get(path).header("if-none-match", "*").body(Body::empty()).unwrap();
+        let response = scene.send(any).await;
+        assert_eq!((response.status(), header_of(&response, "x-consul-index")), (StatusCode::NOT_MODIFIED, index));
+    }
     let etag = header_of(&scene.get("/v1/members/default/web/80").await, "etag");
+    let lines =
+        Request::get("/v1/members/default/web/80").header("if-none-match", "\"0\"").header("if-none-match", &etag);
+    assert_eq!(scene.send(lines.body(Body::empty()).unwrap()).await.status(), StatusCode::NOT_MODIFIED);
     scene.ready_b();
     assert_ne!(header_of(&scene.get("/v1/members/default/web/80").await, "etag"), etag);
+}
+
+/// Feeds with other interfaces have other names in their answers. A client must not keep an answer of one feed because
+/// another feed has the same members.
+#[tokio::test]
+async fn an_etag_names_the_representation() {
+    let zone = |text: &str| Some(text.parse().unwrap());
+    let mut etags = BTreeSet::new();
+    for (xds, zone) in [(true, zone("npl.internal.")), (true, zone("example.com.")), (true, None), (false, None)] {
+        let scene = Scene::with(Interfaces { xds, zone }, None);
+        let response = scene.get("/v1/members").await;
+        assert!(etags.insert(header_of(&response, "etag")));
+        let version: Value = serde_json::from_str(&text(response).await).unwrap();
+        assert_eq!(version["version"], Scene::new(None).json("/v1/members").await["version"]);
+    }
+    let again = Scene::new(None).get("/v1/members").await;
+    assert!(etags.contains(&header_of(&again, "etag")), "replicas with the same options have the same ETag");
+}
+
+/// `*` names no version for whose end a client could wait.
+#[tokio::test(start_paused = true)]
+async fn a_long_poll_with_any_etag_does_not_wait() {
+    let scene = Scene::new(None);
+    let started = tokio::time::Instant::now();
+    let any = Request::get("/v1/members?wait=40s").header("if-none-match", "*").body(Body::empty()).unwrap();
+    assert_eq!(scene.send(any).await.status(), StatusCode::NOT_MODIFIED);
+    assert!(started.elapsed() < Duration::from_secs(40));
+}
+
+/// A client may wait with the `ETag`, with the version in the body, or with Consul's index.
+#[tokio::test(start_paused = true)]
+async fn a_long_poll_waits_with_each_form_of_the_version() {
+    let scene = Scene::new(None);
+    let path = "/v1/health/service/web.default";
+    let response = scene.get(path).await;
+    let port = scene.json("/v1/members/default/web/80").await["version"].as_str().unwrap().to_owned();
+    let etag = header_of(&response, "etag");
+    for (path, index) in [
+        (path, etag.replace('"', "")),
+        (path, header_of(&response, "x-consul-index")),
+        ("/v1/members/default/web/80", port),
+    ] {
+        let started = tokio::time::Instant::now();
+        assert_eq!(scene.get(&format!("{path}?index={index}&wait=40s")).await.status(), StatusCode::OK);
+        assert!(started.elapsed() >= Duration::from_secs(40), "{path} {index}");
+    }
 }
 
 #[tokio::test]
@@ -255,6 +402,12 @@ async fn consul_clients_see_health_and_an_index() {
     assert_eq!(states, ["passing", "critical", "critical"]);
     let passing = scene.json("/v1/health/service/web.default?passing=true").await;
     assert_eq!((passing.as_array().unwrap().len(), &passing[0]["Service"]["Port"]), (1, &json!(61000)));
+    for (parameter, count) in
+        [("passing", 1), ("passing=", 1), ("passing=1", 1), ("passing=false", 3), ("passing=0", 3)]
+    {
+        let members = scene.json(&format!("/v1/health/service/web.default?{parameter}")).await;
+        assert_eq!(members.as_array().unwrap().len(), count, "{parameter}");
+    }
     assert_eq!(scene.json("/v1/health/service/none.default").await, json!([]));
     assert_eq!(scene.json("/v1/catalog/services").await, json!({ "web.default": [], "http.web.default": [] }));
 }
@@ -280,6 +433,9 @@ async fn all_paths_except_the_probes_require_the_token() {
         assert_eq!(scene.get(path).await.status(), StatusCode::UNAUTHORIZED, "{path}");
         for (value, expected) in [
             ("Bearer secret", StatusCode::OK),
+            ("bearer secret", StatusCode::OK),
+            ("BEARER  secret", StatusCode::OK),
+            ("Basic secret", StatusCode::UNAUTHORIZED),
             ("Bearer other", StatusCode::UNAUTHORIZED),
             ("secret", StatusCode::UNAUTHORIZED),
         ] {

@@ -114,6 +114,14 @@ fn denials_are_right(program: &str) {
     assert_eq!((foreign.code.as_str(), foreign.answers.len()), ("REFUSED", 0), "{}", foreign.text);
 }
 
+/// Checks that an answer by UDP does not have the members of `WEB`, even if the client accepts large datagrams.
+pub(crate) fn expect_truncation_by_udp() {
+    for size in ["+noedns", "+bufsize=65535"] {
+        let answer = ask("dig", &format!("{size} +ignore SRV {WEB}"));
+        assert_eq!((answer.is_truncated, answer.answers.len()), (true, 0), "{}", answer.text);
+    }
+}
+
 /// If the answer by UDP is truncated, `dig` and `kdig` repeat the query by TCP, unless `+ignore` is given.
 fn large_answers_are_complete_by_tcp(program: &str) {
     let answer = ask(program, &format!("+bufsize=1232 +ignore SRV {WEB}"));

@@ -91,7 +91,7 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
             datagrams.send_to(&query, DNS).unwrap();
             if number % (DATAGRAMS / 4) == 0 {
                 answered("+tcp");
-                answered("+bufsize=8192");
+                answered("+bufsize=1232");
             }
         }
         cluster.wait_for_memory(LIMIT + FLOOD_LIMIT);

@@ -41,7 +41,7 @@ fn serve_all_requests(test: &str, balancer: &LoadBalancer, replicas: usize) {
 fn serve_all_requests_with(test: &str, balancer: &LoadBalancer, replicas: usize, replacements: &[(&str, &str)]) {
     network::inside(test, || {
         let mut scene = Scene::start(balancer, replicas, replacements);
-        scene.scale_up();
+        scene.scale_up(4);
         scene.roll();
         scene.lose_a_pod();
         scene.be_away();
@@ -71,6 +71,17 @@ fn haproxy_serves_all_requests() {
 #[test]
 fn nginx_serves_all_requests() {
     serve_all_requests("nginx_serves_all_requests", &NGINX, 1);
+}
+
+/// The members do not fit into an answer by UDP, so nginx repeats its query by TCP.
+#[test]
+fn nginx_uses_more_members_than_an_answer_by_udp_has() {
+    network::inside("nginx_uses_more_members_than_an_answer_by_udp_has", || {
+        let mut scene = Scene::start(&NGINX, 1, &[]);
+        scene.scale_up(40);
+        dns::expect_truncation_by_udp();
+        scene.finish();
+    });
 }
 
 /// Caddy looks up a member's address by DNS for each new connection to the Pod. While the first replica of the feed is

@@ -141,10 +141,10 @@ impl Scene {
         scene
     }
 
-    /// Adds four Pods, two of them on the same Node.
-    pub(crate) fn scale_up(&mut self) {
+    /// Adds Pods. Four or more Pods are more than there are Nodes, so that at least two are on the same Node.
+    pub(crate) fn scale_up(&mut self, count: usize) {
         let started = Instant::now();
-        let names: Vec<String> = (0..4).map(|_| self.add()).collect();
+        let names: Vec<String> = (0..count).map(|_| self.add()).collect();
         for name in names {
             self.wait_until_answering(&name);
             println!("{}: {name} answers {:?} after its annotation", self.name, started.elapsed());
