@@ -559,7 +559,7 @@ fn state_of_the_world_subscribes_to_the_asterisk_and_unsubscribes_from_it() {
 }
 
 /// The resources that a client has, by kind and name.
-type Held = BTreeMap<(Kind, String), (Cluster, ClusterLoadAssignment)>;
+type Received = BTreeMap<(Kind, String), (Cluster, ClusterLoadAssignment)>;
 
 fn content(kind: Kind, resource: &Any) -> (Cluster, ClusterLoadAssignment) {
     match kind {
@@ -569,7 +569,7 @@ fn content(kind: Kind, resource: &Any) -> (Cluster, ClusterLoadAssignment) {
     }
 }
 
-fn hold_all(held: &mut Held, kind: Kind, response: &DiscoveryResponse) {
+fn hold_all(held: &mut Received, kind: Kind, response: &DiscoveryResponse) {
     if kind.is_complete() {
         held.retain(|(known, _), _| *known != kind);
     }
@@ -580,7 +580,7 @@ fn hold_all(held: &mut Held, kind: Kind, response: &DiscoveryResponse) {
     }
 }
 
-fn hold_changes(held: &mut Held, kind: Kind, response: &DeltaDiscoveryResponse) {
+fn hold_changes(held: &mut Received, kind: Kind, response: &DeltaDiscoveryResponse) {
     for resource in &response.resources {
         held.insert((kind, resource.name.clone()), content(kind, resource.resource.as_ref().unwrap()));
     }
@@ -625,7 +625,7 @@ proptest! {
     ) {
         let mut state = two_services();
         let (mut sotw, mut delta) = (StateOfTheWorld::default(), Delta::default());
-        let mut held = (Held::new(), Held::new());
+        let mut held = (Received::new(), Received::new());
         let (mut names, mut nonces) = (Vec::new(), BTreeMap::new());
         for (number, wanted) in [(3, Some(vec!["*"]))].into_iter().chain(steps) {
             toggle(&mut state, number);
@@ -660,7 +660,7 @@ proptest! {
                 }
                 names = wanted;
             }
-            let mut expected = (Held::new(), Held::new());
+            let mut expected = (Received::new(), Received::new());
             for kind in KINDS {
                 let response = StateOfTheWorld::default().on_request(&ask(kind, &names), &snapshot).response.unwrap().1;
                 hold_all(&mut expected.0, kind, &response);
