@@ -198,8 +198,8 @@ impl State {
 /// acknowledgement number. An SCTP packet is represented by the equivalent values.
 ///
 /// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one, and of any other packet the
-/// verification tag. The acknowledgement number of every SCTP packet is the verification tag. An INIT ACK therefore acknowledges an INIT like a SYN-ACK acknowledges a
-/// SYN: with the sequence number plus one.
+/// verification tag. The acknowledgement number of every SCTP packet is the verification tag. An INIT ACK therefore
+/// acknowledges an INIT like a SYN-ACK acknowledges a SYN: with the sequence number plus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Sequence and acknowledgement number in one word, because a kernel program has little stack space.
@@ -328,8 +328,8 @@ impl Numbers {
 }
 
 /// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
-/// last recorded acknowledgement number. For SCTP, the largest difference between two verification tags. The random guess of an off-path sender is within this distance with a
-/// probability of 1 in 4096.
+/// last recorded acknowledgement number. For SCTP, the largest difference between the packet's verification tag and the
+/// recorded one. The random guess of an off-path sender is within this distance with a probability of 1 in 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
 /// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number:

@@ -94,7 +94,7 @@ fn log(refusal: &Refusal) {
     let advice: Vec<&str> = left_out.keys().copied().map(advice).collect();
     warn!(
         see = pages::url(pages::FEED_SECURITY), %pod, reasons = reasons.join(","), advice = advice.join("; "),
-        "entries of the Pod's annotation are not served, because they may not lead to the Pod"
+        "entries of the Pod's annotation are not served: the field `advice` has the reason and the settings to check"
     );
 }
 

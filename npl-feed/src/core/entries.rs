@@ -86,6 +86,8 @@ pub const MOST_ENTRIES: usize = 256;
 pub const LONGEST_ANNOTATION: usize = 160 * MOST_ENTRIES;
 /// The maximum length in bytes of all labels of a Pod together.
 const LONGEST_LABELS: usize = 16 * 1024;
+/// The maximum number of labels of a Pod.
+const MOST_LABELS: usize = 256;
 /// The maximum number of container ports of a Pod.
 const MOST_CONTAINER_PORTS: usize = 1024;
 
@@ -98,7 +100,8 @@ const OVERSIZED: &str = "oversized";
 pub fn bound(pod: &mut model::Pod) {
     let labels: usize = pod.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
     let annotation = pod.annotation.as_ref().map_or(0, String::len);
-    if annotation > LONGEST_ANNOTATION || labels > LONGEST_LABELS || pod.ports.len() > MOST_CONTAINER_PORTS {
+    let is_large = annotation > LONGEST_ANNOTATION || labels > LONGEST_LABELS;
+    if is_large || pod.labels.len() > MOST_LABELS || pod.ports.len() > MOST_CONTAINER_PORTS {
         pod.annotation = pod.annotation.as_ref().map(|_| OVERSIZED.to_owned());
         pod.labels = BTreeMap::new();
         pod.ports = Vec::new();

@@ -146,8 +146,8 @@ impl PartialEq for Memo {
 
 impl Eq for Memo {}
 
-/// The versions of resources that are derived from a group, by a small number for each type of resource. Each is computed
-/// at its first use. As for [`Memo`], comparisons of groups ignore them.
+/// The versions of resources that are derived from a group, by a small number for each type of resource. Each version is
+/// computed at its first use. As for [`Memo`], comparisons of groups ignore them.
 #[derive(Debug, Clone, Default)]
 pub struct Versions([OnceLock<Version>; 4]);
 
@@ -205,7 +205,21 @@ pub struct Snapshot {
     version: Version,
     version_of_names: Version,
     addresses: Addresses,
+    changes: Changes,
 }
+
+/// The version of an earlier snapshot, and the Services whose groups differ from the groups of this earlier snapshot. As
+/// for [`Addresses`], comparisons of snapshots ignore them.
+#[derive(Debug, Clone, Default)]
+struct Changes(OnceLock<(Version, Arc<BTreeSet<ServiceKey>>)>);
+
+impl PartialEq for Changes {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Changes {}
 
 /// The addresses and node ports of all members, sorted. They are collected at the first look-up of an address, and are
 /// derived from the groups, so comparisons of snapshots ignore them.
@@ -227,7 +241,7 @@ impl Snapshot {
         let names: Vec<String> =
             groups.values().map(|group| format!("{}\n{}", group.key.service, group.port_text())).collect();
         let (version, version_of_names) = (Version::of(versions.as_bytes()), Version::of(names.join("\n").as_bytes()));
-        Self { groups, version, version_of_names, addresses: Addresses::default() }
+        Self { groups, version, version_of_names, addresses: Addresses::default(), changes: Changes::default() }
     }
 
     /// Returns the digest of the names of all Services and Service ports.
@@ -247,9 +261,16 @@ impl Snapshot {
         self.groups.values()
     }
 
-    /// Returns the Services whose groups differ from the groups of an earlier snapshot of the same cluster. Only the
-    /// addresses of the groups are compared, because [`super::state::State`] keeps unchanged groups.
-    pub fn services_changed_since(&self, earlier: &Self) -> BTreeSet<ServiceKey> {
+    /// Returns the Services whose groups differ from the groups of an earlier snapshot of the same cluster. All streams
+    /// share the result for the first of these earlier snapshots, which is usually the previous snapshot.
+    pub fn services_changed_since(&self, earlier: &Self) -> Arc<BTreeSet<ServiceKey>> {
+        let (version, shared) = self.changes.0.get_or_init(|| (earlier.version, Arc::new(self.compare(earlier))));
+        if *version == earlier.version { Arc::clone(shared) } else { Arc::new(self.compare(earlier)) }
+    }
+
+    /// Compares only the addresses of the groups, because [`super::state::State`] keeps unchanged groups.
+    fn compare(&self, earlier: &Self) -> BTreeSet<ServiceKey> {
+        work::count(Operation::Comparison, 1);
         let mut changed = BTreeSet::new();
         let (mut new, mut old) = (self.groups.iter().peekable(), earlier.groups.iter().peekable());
         loop {

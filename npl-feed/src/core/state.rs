@@ -12,7 +12,7 @@ use npl_agent::core::model::{ObjectKey, PodKey, ServiceKey, settings::PortRange}
 
 use super::{
     draining::Draining,
-    entries::{Claim, Claims, LeftOut, Served, Target, Withdrawn, target},
+    entries::{Claim, Claims, LeftOut, MOST_ENTRIES, Served, Target, Withdrawn, target},
     members,
     model::{Change, Node, Pod, Service},
     snapshot::{Group, PortKey, Snapshot},
@@ -21,7 +21,7 @@ use super::{
 
 /// The maximum number of withdrawn entries that are kept for one Pod. The limit bounds the feed's memory if the entries
 /// of an annotation change continuously.
-const MOST_WITHDRAWN: usize = 64;
+const MOST_WITHDRAWN: usize = MOST_ENTRIES;
 
 /// The message that the left-out entries of a Pod have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,6 +11,8 @@ pub(crate) enum Operation {
     Visit,
     /// An xDS stream looks up a resource by its name.
     LookUp,
+    /// Two snapshots are compared.
+    Comparison,
 }
 
 #[cfg(not(test))]
@@ -26,7 +28,7 @@ mod counted {
     use super::Operation;
 
     thread_local! {
-        static COUNTS: [Cell<usize>; 3] = const { [const { Cell::new(0) }; 3] };
+        static COUNTS: [Cell<usize>; 4] = const { [const { Cell::new(0) }; 4] };
     }
 
     fn of(operation: Operation) -> usize {

@@ -148,8 +148,14 @@ impl Handler {
             return None;
         }
         let Ok(request) = Request::from_bytes(query.to_vec(), peer, protocol) else {
-            self.status.count_dns(code_name(ResponseCode::FormErr));
-            return Message::error_msg(metadata.id, metadata.op_code, ResponseCode::FormErr).to_vec().ok();
+            let code = if access::admits(&self.allowed, peer.ip()) {
+                ResponseCode::FormErr
+            } else {
+                self.status.count_refused(INTERFACE, ClientRefusal::Allow);
+                ResponseCode::Refused
+            };
+            self.status.count_dns(code_name(code));
+            return Message::error_msg(metadata.id, metadata.op_code, code).to_vec().ok();
         };
         let edns = request.edns.as_ref().map(|asked| {
             let mut own = Edns::new();
@@ -166,9 +172,11 @@ impl Handler {
             // The client cannot repeat the query by another protocol, and an empty answer would look like a Service
             // without members, so the feed answers with an error.
             WARNED.call_once(|| {
+                let name = request.request_info().map(|info| info.query.original().name().to_string());
                 tracing::warn!(
                     see = pages::url(pages::FEED_DNS),
                     %peer,
+                    name = name.unwrap_or_default(),
                     "the members of a Service port do not fit into an answer by TCP, which has at most 64 KiB: the \
                      feed answers SERVFAIL; use xDS or HTTP for this Service"
                 );

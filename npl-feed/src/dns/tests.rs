@@ -26,7 +26,7 @@ use crate::{
     core::{
         model::{Change, Pod},
         snapshot::{LISTED, Snapshot},
-        tests::{annotation, cluster, node, pod, snapshot},
+        tests::{annotation, cluster, node, pod, service, snapshot},
     },
 };
 
@@ -77,7 +77,7 @@ fn a_port_whose_name_is_the_number_of_another_port_is_found_by_its_name() {
     let both = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"},
                    {"podPort":9090,"nodeIP":"192.0.2.1","nodePort":61001,"protocol":"tcp"}]"#;
     let mut state = cluster(vec![pod("a", "n1", both)]);
-    let mut service = crate::core::tests::service("web", 8080);
+    let mut service = service("web", 8080);
     let mut named = crate::core::tests::service("web", 9090).ports.remove(0);
     (named.name, named.number) = (Some("80".into()), 8443);
     service.ports.push(named);
@@ -97,7 +97,7 @@ fn addresses_of_members_resolve_and_others_do_not_exist() {
     let mut six = node("n1", "2001:db8::1", "");
     six.object.internal_ips.push("192.0.2.1".parse().unwrap());
     state.apply(Change::Node(six), 0);
-    let mut service = crate::core::tests::service("web", 8080);
+    let mut service = service("web", 8080);
     service.object.families = vec![npl_agent::core::model::Family::V6];
     state.apply(Change::Service(Box::new(service)), 0);
     state.refresh();
@@ -171,7 +171,7 @@ fn names_without_records_are_nodata_and_others_do_not_exist() {
 #[test]
 fn a_label_with_a_letter_outside_of_ascii_is_another_name() {
     let mut state = cluster(pods());
-    state.apply(Change::Service(Box::new(crate::core::tests::service("kiwi", 8080))), 0);
+    state.apply(Change::Service(Box::new(service("kiwi", 8080))), 0);
     state.refresh();
     let snapshot = state.snapshot();
     let code = |first: &str| {
@@ -284,7 +284,11 @@ pub(super) async fn by_tcp(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn many(count: u16) -> Snapshot {
-    snapshot((0..count).map(|it| pod(&format!("p{it}"), "n1", &annotation(8080, "192.0.2.1", 61000 + it))).collect())
+    snapshot(many_pods(count))
+}
+
+fn many_pods(count: u16) -> Vec<Pod> {
+    (0..count).map(|it| pod(&format!("p{it}"), "n1", &annotation(8080, "192.0.2.1", 61000 + it))).collect()
 }
 
 #[tokio::test]
@@ -335,6 +339,30 @@ async fn an_answer_has_all_members_or_none() {
     // docs/load-balancers.md states these numbers of members for an answer by UDP and by TCP.
     assert!(complete[0] >= 20 && complete[1] >= 700, "{complete:?}");
     task.abort();
+}
+
+/// The size of an answer depends on the length of the Service's name, which is part of the owners of all records.
+#[tokio::test]
+async fn an_answer_by_udp_has_all_members_or_none_whatever_the_length_of_the_name() {
+    let peer = "192.0.2.99:4000".parse().unwrap();
+    for length in (1..=63).step_by(6) {
+        let service_name = "s".repeat(length);
+        let asked = format!("_http._tcp.{service_name}.default.npl.internal.");
+        for count in 3..27 {
+            let mut state = cluster(many_pods(count));
+            state.apply(Change::Service(Box::new(service(&service_name, 8080))), 0);
+            state.refresh();
+            let (_publisher, published) = watch::channel(Some(Arc::new(state.snapshot())));
+            let handler = Handler { zone: zone(), allowed: Arc::default(), published, status: Arc::default() };
+            for size in [None, Some(1232)] {
+                let bytes = handler.respond(&query(&asked, size).to_vec().unwrap(), peer, Protocol::Udp).unwrap();
+                let answer = Message::from_vec(&bytes).unwrap();
+                let members = if answer.metadata.truncation { 0 } else { usize::from(count) };
+                assert_eq!(answer.answers.len(), members, "{length} letters, {count} members, {size:?}");
+                assert_eq!(answer.edns.is_some(), size.is_some());
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -112,7 +112,9 @@ impl Zone {
             let Ok(target) = names::of_member(member.address, member.port, &self.name) else { continue };
             let data = RData::SRV(SRV::new(0, member.weight, member.port, target.clone()));
             let srv = record(name.clone(), data);
-            let Some(rest) = free.checked_sub(size(&srv, answer.answers.len())) else {
+            // hickory writes each owner in full before it replaces the owner by a pointer.
+            let rest = free.checked_sub(size(&srv, answer.answers.len())).filter(|_| free >= size_of_name(name));
+            let Some(rest) = rest else {
                 return Answer { is_truncated: true, ..Answer::failed(ResponseCode::NoError) };
             };
             free = rest;
@@ -134,7 +136,7 @@ impl Zone {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the zone has two types of records at its apex")]
     fn apex(&self, snapshot: &Snapshot, name: &Name, kind: RecordType) -> Section {
         match kind {
-            // An answer to a query for any type need not have all types, but must not deny the name's records (RFC 8482).
+            // An answer to a query for any type may lack some types, but must not deny the name's records (RFC 8482).
             RecordType::SOA | RecordType::ANY => self.soa(snapshot, name.clone()),
             RecordType::NS => {
                 let server = self.server().map(|server| record(name.clone(), RData::NS(NS(server))));
@@ -190,21 +192,19 @@ thread_local! {
 /// The size in bytes of a message's header, of the question's type and class, and of the OPT record.
 const HEADER_QUESTION_AND_OPT: usize = 12 + 4 + 11;
 
-/// Returns an upper bound of the encoded size in bytes of the record with this index in a message. The owners of the
-/// first [`COMPRESSED_OWNERS`] SRV records take only two bytes each, because they are encoded as compression pointers to
-/// the question's name.
+/// Returns an upper bound of the encoded size in bytes of the record with this index in a message. hickory encodes the
+/// owner of the first SRV record in full, and the owners of the next ones as compression pointers of two bytes.
 fn size(record: &Record, index: usize) -> usize {
     const POINTER: usize = 2;
-    let is_compressed = index < COMPRESSED_OWNERS && matches!(record.data, RData::SRV(_));
+    let is_compressed = (1..COMPRESSED_OWNERS).contains(&index) && matches!(record.data, RData::SRV(_));
     FIXED + size_of_data(&record.data) + if is_compressed { POINTER } else { size_of_name(&record.name) }
 }
 
 /// The size in bytes of the fields that every record has: type, class, TTL and length of data.
 const FIXED: usize = 10;
 
-/// The number of records with compressed owners at the beginning of a message. hickory compresses 120 names, one of
-/// which is the question's.
-const COMPRESSED_OWNERS: usize = 119;
+/// The number of names that hickory compresses in a message. The first of them is encoded in full.
+const COMPRESSED_OWNERS: usize = 120;
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "only the sizes of these types are needed")]
 fn size_of_data(data: &RData) -> usize {

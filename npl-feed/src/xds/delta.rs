@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::DeltaRequest,
     resources::{self, Kind},
-    session::{MOST_NAMES, Names, Session, Subscribed, Trigger, answer, is_short_enough},
+    session::{MOST_NAMES, Session, Subscribed, SubscribedNames, Trigger, answer, is_short_enough},
 };
 use crate::core::snapshot::Snapshot;
 
@@ -23,7 +23,7 @@ pub(super) struct Delta {
 
 #[derive(Debug, Default)]
 struct Subscription {
-    names: Names,
+    names: SubscribedNames,
     /// The versions of the resources that the client has, by name. A version is a string, because the client sends
     /// versions as strings after a reconnect.
     known: BTreeMap<String, String>,

@@ -13,7 +13,8 @@ use envoy_types::{
         envoy::{
             config::{
                 cluster::v3::{
-                    Cluster,
+                    CircuitBreakers, Cluster,
+                    circuit_breakers::Thresholds,
                     cluster::{ClusterDiscoveryType, CommonLbConfig, DiscoveryType, EdsClusterConfig, LbPolicy},
                 },
                 core::v3::{
@@ -206,6 +207,10 @@ fn ads() -> ConfigSource {
     }
 }
 
+/// The maximum number of concurrent retries of one Envoy to a cluster, as many as Envoy's default maximum of concurrent
+/// requests. With Envoy's default of three retries, more than three requests to a Pod that has just stopped could fail.
+const MOST_RETRIES: UInt32Value = UInt32Value { value: 1024 };
+
 fn cluster(name: &str) -> Any {
     pack_any(Cluster {
         name: name.to_owned(),
@@ -220,6 +225,10 @@ fn cluster(name: &str) -> Any {
             ..CommonLbConfig::default()
         }),
         ignore_health_on_host_removal: true,
+        circuit_breakers: Some(CircuitBreakers {
+            thresholds: vec![Thresholds { max_retries: Some(MOST_RETRIES), ..Thresholds::default() }],
+            ..CircuitBreakers::default()
+        }),
         ..Cluster::default()
     })
 }

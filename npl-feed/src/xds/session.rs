@@ -40,12 +40,12 @@ pub(super) enum Trigger<'a> {
 
 /// The names of one resource type to which a client subscribes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Names {
+pub(super) struct SubscribedNames {
     pub(super) is_wildcard: bool,
     pub(super) explicit: BTreeSet<String>,
 }
 
-impl Names {
+impl SubscribedNames {
     /// Returns the version of a resource; `None` if the client does not subscribe to the name, or the resource does not
     /// exist.
     pub(super) fn version(&self, kind: Kind, name: &str, snapshot: &Snapshot) -> Option<Version> {
@@ -104,7 +104,7 @@ pub(super) trait Session: Default + Send + 'static {
     fn names(&self) -> usize;
 }
 
-/// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.
+/// The maximum number of names per type to which one stream can subscribe. SubscribedNames in excess of this number are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
 /// Returns whether a resource can have this name or version. The feed ignores longer names and versions.
 pub(super) const fn is_short_enough(name: &str) -> bool {

@@ -10,7 +10,7 @@ use super::{
     encode::Reply,
     request::StateOfTheWorldRequest,
     resources::{self, Kind},
-    session::{MOST_NAMES, Names, Session, Subscribed, Trigger, answer, is_short_enough},
+    session::{MOST_NAMES, Session, Subscribed, SubscribedNames, Trigger, answer, is_short_enough},
 };
 use crate::core::snapshot::{Snapshot, Version};
 
@@ -23,7 +23,7 @@ pub(super) struct StateOfTheWorld {
 
 #[derive(Debug, Default)]
 struct Subscription {
-    names: Names,
+    names: SubscribedNames,
     /// Whether a request for resources of this type has named resources. After such a request, an empty list of names
     /// unsubscribes from all resources. Before such a request, an empty list of clusters or listeners is a wildcard
     /// subscription, and an empty list of endpoints or routes subscribes to nothing.
@@ -41,7 +41,8 @@ impl Subscription {
         self.has_named |= !names.is_empty();
         let is_wildcard = kind.is_complete() && (!self.has_named || names.iter().any(is_all));
         let explicit = names.iter().filter(|name| !is_all(name) && is_short_enough(name)).take(MOST_NAMES);
-        let former = mem::replace(&mut self.names, Names { is_wildcard, explicit: explicit.cloned().collect() });
+        let former =
+            mem::replace(&mut self.names, SubscribedNames { is_wildcard, explicit: explicit.cloned().collect() });
         let explicit = &self.names.explicit;
         if !is_wildcard {
             self.sent.retain(|name, _| explicit.contains(name));

@@ -359,9 +359,9 @@ fn one_change_computes_one_digest_for_all_streams() {
     let mut after = Snapshot::default();
     let of_snapshot = work::during(Operation::Digest, || after = state.refresh().unwrap());
     assert_eq!(of_snapshot, 3, "one for the group, two for the snapshot");
-    let mut digests = 0;
-    let look_ups = work::during(Operation::LookUp, || {
-        digests = work::during(Operation::Digest, || {
+    let (mut digests, mut comparisons) = (0, 0);
+    let mut push = || {
+        comparisons = work::during(Operation::Comparison, || {
             for (sotw, delta) in &mut streams {
                 let [(_, response)] = &sotw.on_snapshot(&after)[..] else { panic!("one response") };
                 let nonce = response.nonce.clone();
@@ -375,8 +375,10 @@ fn one_change_computes_one_digest_for_all_streams() {
                 delta.on_request(&ack, &after);
             }
         });
-    });
+    };
+    let look_ups = work::during(Operation::LookUp, || digests = work::during(Operation::Digest, &mut push));
     assert_eq!(digests, 2, "one for the cluster, one for its endpoints");
+    assert_eq!(comparisons, 1, "all streams share the comparison with the previous snapshot");
     // Each stream looks up the cluster, and the endpoints once for the version and once for the response.
     assert_eq!(look_ups, 3 * 2 * STREAMS);
 }

@@ -115,6 +115,9 @@ fn the_memory_of_a_pod_is_bounded() {
         |pod: &mut model::Pod, _: &ContainerPort| {
             pod.labels.extend((0..10_000).map(|number| (number.to_string(), "value".to_owned())));
         },
+        |pod: &mut model::Pod, _: &ContainerPort| {
+            pod.labels.extend((0..300).map(|number| (number.to_string(), String::new())));
+        },
     ] {
         let mut large = pod("a", "n1", &annotation(8080, "192.0.2.1", 61000));
         enlarge(&mut large.object, &port);

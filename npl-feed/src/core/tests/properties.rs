@@ -180,7 +180,7 @@ proptest! {
             state.apply(change, now);
             state.refresh();
             prop_assert!(state.has_right_index());
-            prop_assert_eq!(state.snapshot().services_changed_since(&before), differing(&before, &state.snapshot()));
+            prop_assert_eq!(&*state.snapshot().services_changed_since(&before), &differing(&before, &state.snapshot()));
             let mut holders: BTreeMap<(IpAddr, u16, Protocol), std::sync::Arc<str>> = BTreeMap::new();
             for group in state.snapshot().groups() {
                 let target = objects.target(&group.key);
