@@ -104,7 +104,7 @@ pub(super) trait Session: Default + Send + 'static {
     fn names(&self) -> usize;
 }
 
-/// The maximum number of names per type to which one stream can subscribe. SubscribedNames in excess of this number are ignored.
+/// The maximum number of names per type to which one stream can subscribe. Names in excess of this number are ignored.
 pub(super) const MOST_NAMES: usize = 20_000;
 /// Returns whether a resource can have this name or version. The feed ignores longer names and versions.
 pub(super) const fn is_short_enough(name: &str) -> bool {
