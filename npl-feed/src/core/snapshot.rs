@@ -121,53 +121,36 @@ pub struct Group {
     /// The digest of the group's key, name and members.
     pub version: Version,
     /// The encoded members, which all xDS clients share.
-    pub encoded: Memo,
-    /// The versions of the xDS resources with the group's canonical name, which all xDS clients share.
-    pub resource_versions: Versions,
+    pub encoded: Derived<Arc<[u8]>>,
+    /// By resource type: the versions of the xDS resources with the group's canonical name, which all xDS clients share.
+    pub resource_versions: [Derived<Version>; 4],
 }
 
-/// Bytes that are computed from a group at their first use, and kept as long as the group. The bytes are derived from
-/// the group, so comparisons of groups ignore them: all memos are equal.
-#[derive(Debug, Clone, Default)]
-pub struct Memo(OnceLock<Arc<[u8]>>);
+/// A value that is computed at its first use, and kept as long as its owner. The value is derived from the owner, so
+/// comparisons of owners ignore it: all values are equal.
+#[derive(Debug, Clone)]
+pub struct Derived<T>(OnceLock<T>);
 
-impl Memo {
-    /// Returns the bytes, which `compute` computes at the first use.
-    pub fn get(&self, compute: impl FnOnce() -> Vec<u8>) -> Arc<[u8]> {
-        Arc::clone(self.0.get_or_init(|| compute().into()))
+impl<T> Derived<T> {
+    /// Returns the value, which `compute` computes at the first use.
+    pub fn get(&self, compute: impl FnOnce() -> T) -> &T {
+        self.0.get_or_init(compute)
     }
 }
 
-impl PartialEq for Memo {
+impl<T> Default for Derived<T> {
+    fn default() -> Self {
+        Self(OnceLock::new())
+    }
+}
+
+impl<T> PartialEq for Derived<T> {
     fn eq(&self, _other: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Memo {}
-
-/// The versions of resources that are derived from a group, by a small number for each type of resource. Each version is
-/// computed at its first use. As for [`Memo`], comparisons of groups ignore them.
-#[derive(Debug, Clone, Default)]
-pub struct Versions([OnceLock<Version>; 4]);
-
-impl Versions {
-    /// Returns the version of the resource type with this number, which `compute` computes at the first use.
-    pub fn get(&self, number: usize, compute: impl FnOnce() -> Version) -> Version {
-        match self.0.get(number) {
-            Some(version) => *version.get_or_init(compute),
-            None => compute(),
-        }
-    }
-}
-
-impl PartialEq for Versions {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Versions {}
+impl<T> Eq for Derived<T> {}
 
 impl Group {
     /// Creates a group: sorts the members and computes the version.
@@ -184,7 +167,7 @@ impl Group {
             let _infallible = write!(content, "{address} {port} {pod}\n{node}\n{zone}\n{condition} {weight}\n");
         }
         let version = Version::of(content.as_bytes());
-        Self { key, name, members, version, encoded: Memo::default(), resource_versions: Versions::default() }
+        Self { key, name, members, version, encoded: Derived::default(), resource_versions: Default::default() }
     }
 
     /// Returns the name of the Service port, or the port's number if the port has no name.
@@ -204,35 +187,11 @@ pub struct Snapshot {
     groups: BTreeMap<PortKey, Arc<Group>>,
     version: Version,
     version_of_names: Version,
-    addresses: Addresses,
-    changes: Changes,
+    /// The addresses and node ports of all members, sorted.
+    addresses: Derived<Vec<(IpAddr, u16)>>,
+    /// The version of an earlier snapshot, and the Services whose groups differ from those of the earlier snapshot.
+    changes: Derived<(Version, Arc<BTreeSet<ServiceKey>>)>,
 }
-
-/// The version of an earlier snapshot, and the Services whose groups differ from the groups of this earlier snapshot. As
-/// for [`Addresses`], comparisons of snapshots ignore them.
-#[derive(Debug, Clone, Default)]
-struct Changes(OnceLock<(Version, Arc<BTreeSet<ServiceKey>>)>);
-
-impl PartialEq for Changes {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Changes {}
-
-/// The addresses and node ports of all members, sorted. They are collected at the first look-up of an address, and are
-/// derived from the groups, so comparisons of snapshots ignore them.
-#[derive(Debug, Clone, Default)]
-struct Addresses(OnceLock<Arc<[(IpAddr, u16)]>>);
-
-impl PartialEq for Addresses {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Addresses {}
 
 impl Snapshot {
     /// Creates the snapshot and computes its version.
@@ -241,7 +200,7 @@ impl Snapshot {
         let names: Vec<String> =
             groups.values().map(|group| format!("{}\n{}", group.key.service, group.port_text())).collect();
         let (version, version_of_names) = (Version::of(versions.as_bytes()), Version::of(names.join("\n").as_bytes()));
-        Self { groups, version, version_of_names, addresses: Addresses::default(), changes: Changes::default() }
+        Self { groups, version, version_of_names, addresses: Derived::default(), changes: Derived::default() }
     }
 
     /// Returns the digest of the names of all Services and Service ports.
@@ -256,15 +215,14 @@ impl Snapshot {
 
     /// Returns the groups of all Service ports, sorted by key.
     pub fn groups(&self) -> impl Iterator<Item = &Arc<Group>> {
-        #[cfg(test)]
-        LISTED.set(LISTED.get() + 1);
+        work::count(Operation::Listing, 1);
         self.groups.values()
     }
 
     /// Returns the Services whose groups differ from the groups of an earlier snapshot of the same cluster. All streams
     /// share the result for the first of these earlier snapshots, which is usually the previous snapshot.
     pub fn services_changed_since(&self, earlier: &Self) -> Arc<BTreeSet<ServiceKey>> {
-        let (version, shared) = self.changes.0.get_or_init(|| (earlier.version, Arc::new(self.compare(earlier))));
+        let (version, shared) = self.changes.get(|| (earlier.version, Arc::new(self.compare(earlier))));
         if *version == earlier.version { Arc::clone(shared) } else { Arc::new(self.compare(earlier)) }
     }
 
@@ -295,11 +253,11 @@ impl Snapshot {
 
     /// Returns whether a member has the address and, if `port` is given, the node port.
     pub fn has_address(&self, address: IpAddr, port: Option<u16>) -> bool {
-        let known = self.addresses.0.get_or_init(|| {
+        let known = self.addresses.get(|| {
             let members = self.groups().flat_map(|group| &group.members);
             let mut all: Vec<(IpAddr, u16)> = members.map(|member| (member.address, member.port)).collect();
             all.sort_unstable();
-            all.into()
+            all
         });
         let first = known.partition_point(|it| *it < (address, port.unwrap_or(0)));
         known.get(first).is_some_and(|it| it.0 == address && port.is_none_or(|port| it.1 == port))
@@ -325,12 +283,6 @@ impl Snapshot {
         let groups = self.service(namespace, service);
         named_or_numbered(groups.filter(|group| group.key.protocol == protocol), port)
     }
-}
-
-#[cfg(test)]
-thread_local! {
-    /// The number of times that this thread has listed all groups of a snapshot.
-    pub(crate) static LISTED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 fn named_or_numbered<'a>(groups: impl Iterator<Item = &'a Arc<Group>>, port: &str) -> Option<&'a Arc<Group>> {

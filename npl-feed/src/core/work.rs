@@ -13,6 +13,10 @@ pub(crate) enum Operation {
     LookUp,
     /// Two snapshots are compared.
     Comparison,
+    /// All groups of a snapshot are listed.
+    Listing,
+    /// A DNS record is built.
+    Record,
 }
 
 #[cfg(not(test))]
@@ -28,7 +32,7 @@ mod counted {
     use super::Operation;
 
     thread_local! {
-        static COUNTS: [Cell<usize>; 4] = const { [const { Cell::new(0) }; 4] };
+        static COUNTS: [Cell<usize>; 6] = const { [const { Cell::new(0) }; 6] };
     }
 
     fn of(operation: Operation) -> usize {

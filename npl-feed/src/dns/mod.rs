@@ -148,12 +148,7 @@ impl Handler {
             return None;
         }
         let Ok(request) = Request::from_bytes(query.to_vec(), peer, protocol) else {
-            let code = if access::admits(&self.allowed, peer.ip()) {
-                ResponseCode::FormErr
-            } else {
-                self.status.count_refused(INTERFACE, ClientRefusal::Allow);
-                ResponseCode::Refused
-            };
+            let code = if self.admits(peer) { ResponseCode::FormErr } else { ResponseCode::Refused };
             self.status.count_dns(code_name(code));
             return Message::error_msg(metadata.id, metadata.op_code, code).to_vec().ok();
         };
@@ -187,11 +182,18 @@ impl Handler {
         encode(&request, &answer, edns.as_ref(), limit)
     }
 
-    fn answer(&self, request: &Request, limit: usize) -> Answer {
-        // The feed does not use hickory's allow list, which admits all clients of an IP family for which it contains no
-        // range.
-        if !access::admits(&self.allowed, request.src().ip()) {
+    /// Returns whether the allow list contains the client, and counts a refused client. The feed does not use hickory's
+    /// allow list, which admits all clients of an IP family for which it contains no range.
+    fn admits(&self, peer: SocketAddr) -> bool {
+        let is_admitted = access::admits(&self.allowed, peer.ip());
+        if !is_admitted {
             self.status.count_refused(INTERFACE, ClientRefusal::Allow);
+        }
+        is_admitted
+    }
+
+    fn answer(&self, request: &Request, limit: usize) -> Answer {
+        if !self.admits(request.src()) {
             return Answer::failed(ResponseCode::Refused);
         }
         if request.metadata.op_code != OpCode::Query {

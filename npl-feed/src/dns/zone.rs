@@ -13,7 +13,10 @@ use hickory_server::proto::{
 use npl_agent::core::model::Family;
 
 use super::names::{self, Place};
-use crate::core::snapshot::{Group, Snapshot};
+use crate::core::{
+    snapshot::{Group, Snapshot},
+    work::{self, Operation},
+};
 
 /// The TTL of all DNS records in seconds. The TTL is short, because members may change at any time.
 const TTL: u32 = 1;
@@ -178,15 +181,8 @@ fn address(name: Name, ip: IpAddr) -> Record {
 }
 
 fn record(owner: Name, data: RData) -> Record {
-    #[cfg(test)]
-    BUILT.set(BUILT.get() + 1);
+    work::count(Operation::Record, 1);
     Record::from_rdata(owner, TTL, data)
-}
-
-#[cfg(test)]
-thread_local! {
-    /// The number of records that this thread has built.
-    pub(super) static BUILT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The size in bytes of a message's header, of the question's type and class, and of the OPT record.

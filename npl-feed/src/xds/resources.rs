@@ -134,10 +134,9 @@ pub(super) fn version_of(kind: Kind, name: &str, group: Option<&Arc<Group>>) -> 
         }
         (Kind::Cluster | Kind::Listener | Kind::Routes, _) => of_content(kind, name),
     };
-    exists(kind, group).then(|| match group {
-        Some(group) if names::is_canonical(name, group) => group.resource_versions.get(kind as usize, content),
-        _ => content(),
-    })
+    let canonical = group.filter(|group| names::is_canonical(name, group));
+    let shared = canonical.and_then(|group| group.resource_versions.get(kind as usize));
+    exists(kind, group).then(|| shared.map_or_else(content, |version| *version.get(content)))
 }
 
 fn exists(kind: Kind, group: Option<&Arc<Group>>) -> bool {
@@ -265,8 +264,8 @@ fn routes(name: &str) -> Any {
 
 /// Encodes the endpoints of a Service port, without the name of the assignment: all names of the port share the bytes.
 fn endpoints(group: &Arc<Group>) -> Bytes {
-    let encode = || assignment("", Some(group), |member| Some(metadata(member))).encode_to_vec();
-    Bytes::from_owner(group.encoded.get(encode))
+    let encode = || assignment("", Some(group), |member| Some(metadata(member))).encode_to_vec().into();
+    Bytes::from_owner(Arc::clone(group.encoded.get(encode)))
 }
 
 fn assignment(

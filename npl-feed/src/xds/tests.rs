@@ -284,6 +284,14 @@ fn one_changed_service_pushes_one_resource() {
     assert!(sotw.on_snapshot(&after).is_empty() && delta.on_snapshot(&after).is_empty());
 }
 
+fn subscribe_to_endpoints(names: &[String]) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest {
+        type_url: Kind::Endpoints.url(),
+        resource_names_subscribe: names.to_vec(),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
 #[test]
 fn of_thousands_of_clusters_only_the_changed_one_is_pushed() {
     const OTHERS: usize = 3000;
@@ -294,11 +302,7 @@ fn of_thousands_of_clusters_only_the_changed_one_is_pushed() {
     state.refresh();
     let before = state.snapshot();
     let all: Vec<String> = before.groups().map(|group| names::of(group)).collect();
-    let subscribe = DeltaDiscoveryRequest {
-        type_url: Kind::Endpoints.url(),
-        resource_names_subscribe: all.clone(),
-        ..DeltaDiscoveryRequest::default()
-    };
+    let subscribe = subscribe_to_endpoints(&all);
     let (mut sotw, mut delta) = (StateOfTheWorld::default(), Delta::default());
     let clusters = sotw.on_request(&ask(Kind::Cluster, &[]), &before).response.unwrap().1;
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
@@ -331,11 +335,7 @@ fn one_change_computes_one_digest_for_all_streams() {
     state.refresh();
     let before = state.snapshot();
     let all: Vec<String> = before.groups().map(|group| names::of(group)).collect();
-    let subscribe = DeltaDiscoveryRequest {
-        type_url: Kind::Endpoints.url(),
-        resource_names_subscribe: all.clone(),
-        ..DeltaDiscoveryRequest::default()
-    };
+    let subscribe = subscribe_to_endpoints(&all);
     let wildcard = DeltaDiscoveryRequest { type_url: Kind::Cluster.url(), ..DeltaDiscoveryRequest::default() };
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let mut streams: Vec<(StateOfTheWorld, Delta)> = Vec::new();
