@@ -234,9 +234,10 @@ pub const MAPS: &[Map] = &[
         kind: MapKind::Array,
         capacity: half_open::WORDS,
         key: Content::U32(
-            "slot: first 65 536 slots of flows, selected by a hash of the flow tuple; then 16 384 slots of handshakes, \
-             selected by a hash of the flow tuple and a TCP acknowledgement number or SCTP tag or, for a TCP connection \
-             that NPL first sees in the middle, of the flow tuple alone",
+            "slot: first 65 536 slots of established flows, selected by a hash of the flow tuple; then 16 384 slots of \
+             handshakes, selected by a hash of the flow tuple and a TCP acknowledgement number or SCTP tag or, for a \
+             TCP connection that NPL first sees in the middle, of the flow tuple alone; then 65 536 slots of UDP and \
+             SCTP flows that are half-open without a handshake, selected by a hash of the flow tuple",
         ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
@@ -394,7 +395,7 @@ pub const MAPS: &[Map] = &[
     Map {
         names: &[MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6],
         kind: MapKind::Array,
-        capacity: half_open::WORDS,
+        capacity: half_open::REPLY_CACHE_ELEMENTS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
         purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on belong to half-open entries \

@@ -3,29 +3,38 @@
 //! exchange of packets is not complete.
 //!
 //! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
-//! flow table. A flow has two candidate slots. The flow uses the second slot only if the first slot contains the entry
-//! of another flow that waits for the Pod's first reply. Programs read and write each word atomically. The fields of a
-//! word are:
+//! flow table. Programs read and write each word atomically. The fields of a word are:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0
 //! [ tag: 38 bits ][ phase ][ address # ][ node port ]
 //! ```
 //!
-//! An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry. Requests that match the copy need no
-//! look-up in the flow table.
+//! The array has three regions, so that packets without a flow overwrite no entries of established flows:
 //!
-//! After the slots of flows, the array has 16 384 separate slots for handshakes. A SYN flood therefore does not
-//! overwrite entries of established flows, and the slots of handshakes stay in the processor's cache.
+//! 1. [`SLOTS`] slots of established flows. An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry.
+//!    Requests that match the copy need no look-up in the flow table.
+//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and mid-stream entries. They stay in the processor's cache during a SYN
+//!    flood.
+//! 3. [`DATAGRAM_SLOTS`] slots of UDP and SCTP flows that are half-open without a handshake. A SYN flood overwrites
+//!    none of them.
+//!
+//! An established flow has one slot. A handshake or half-open flow has two candidate slots, and uses the second only if
+//! the first contains another entry that waits for the Pod's first reply.
 
 use crate::conntrack::Phase;
 
-/// Number of slots for flows per IP family, a power of two. The slots for flows take 512 KiB.
+/// Number of slots for established flows per IP family, a power of two. The slots take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 /// Number of slots for handshakes per IP family, a power of two. The slots for handshakes take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Number of elements of the half-open cache: all slots for flows and for handshakes.
-pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
+/// Number of slots per IP family for flows that are half-open without a handshake. The slots take 512 KiB. Each flow
+/// has the same slot number in this region as in the region of established flows.
+pub const DATAGRAM_SLOTS: u32 = SLOTS;
+/// Number of elements of the reply cache: one for each slot of an established flow or handshake.
+pub const REPLY_CACHE_ELEMENTS: u32 = SLOTS + HANDSHAKE_SLOTS;
+/// Number of elements of the half-open cache: the slots of all three regions.
+pub const WORDS: u32 = REPLY_CACHE_ELEMENTS + DATAGRAM_SLOTS;
 /// `BPF_F_MMAPABLE`: the agent maps the array into its memory. If the agent read each slot by a system call, the system
 /// calls would take most of the time of a sweep.
 pub const MAP_FLAGS: u32 = 1 << 10;
@@ -36,7 +45,7 @@ const TAG_SHIFT: u32 = 26;
 const PHASE_MASK: u64 = 0b11 << PHASE_SHIFT;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 
-/// The first candidate slot of a flow.
+/// The slot of an established flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -44,11 +53,11 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot of a flow: one of four slots in the same group of eight slots as [`slot`]. A group of
-/// eight slots is usually one cache line.
+/// Another slot than [`slot`]: one of four slots in the same group of eight slots. A group of eight slots is usually one
+/// cache line.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-pub const fn second_slot(hash: u64) -> u32 {
+const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
@@ -64,6 +73,20 @@ pub const fn handshake_slot(hash: u64) -> u32 {
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
+}
+
+/// The first candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+pub const fn datagram_slot(hash: u64) -> u32 {
+    REPLY_CACHE_ELEMENTS + slot(hash)
+}
+
+/// The second candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+pub const fn second_datagram_slot(hash: u64) -> u32 {
+    REPLY_CACHE_ELEMENTS + second_slot(hash)
 }
 
 /// Packs a half-open entry into one word. `address_index` is the index of the node address, and `node_port` is in host
@@ -128,6 +151,7 @@ pub const fn address_index(entry: u64) -> u8 {
 
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in an entry");
 const _: () = assert!(SLOTS.is_power_of_two() && HANDSHAKE_SLOTS.is_power_of_two(), "slots are chosen by a mask");
+const _: () = assert!(REPLY_CACHE_ELEMENTS.is_multiple_of(8), "both candidate slots of a flow are in one cache line");
 const _: () =
     assert!(HANDSHAKE_SLOTS <= SLOTS, "the slot of a handshake is computed from the slot of a flow by a mask");
 
@@ -136,8 +160,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        HANDSHAKE_SLOTS, SLOTS, WORDS, address_index, entry, handshake_slot, has_same_nat_address, is_waiting, matches,
-        node_port, phase, second_handshake_slot, second_slot, slot, with_phase,
+        HANDSHAKE_SLOTS, REPLY_CACHE_ELEMENTS, SLOTS, WORDS, address_index, datagram_slot, entry, handshake_slot,
+        has_same_nat_address, is_waiting, matches, node_port, phase, second_datagram_slot, second_handshake_slot,
+        second_slot, slot, with_phase,
     };
     use crate::{
         conntrack::Phase,
@@ -201,13 +226,24 @@ mod tests {
         let mut taken = vec![0_u32; HANDSHAKE_SLOTS as usize];
         for h in hashes(HANDSHAKE_SLOTS) {
             let (first, second) = (handshake_slot(h), second_handshake_slot(h));
-            assert!((SLOTS..WORDS).contains(&first) && (SLOTS..WORDS).contains(&second));
+            let region = SLOTS..REPLY_CACHE_ELEMENTS;
+            assert!(region.contains(&first) && region.contains(&second));
             assert!(first / 8 == second / 8 && first != second);
             assert!(slot(h).max(second_slot(h)) < SLOTS);
             taken[(first - SLOTS) as usize] += 1;
         }
         let used = taken.iter().filter(|n| **n > 0).count();
         assert!((10_000..10_750).contains(&used), "{used} slots used");
+    }
+
+    #[test]
+    fn datagram_flows_have_slots_of_their_own() {
+        for h in hashes(SLOTS) {
+            let (first, second) = (datagram_slot(h), second_datagram_slot(h));
+            let region = REPLY_CACHE_ELEMENTS..WORDS;
+            assert!(region.contains(&first) && region.contains(&second));
+            assert!(first / 8 == second / 8 && first != second);
+        }
     }
 
     /// With 4096 waiting flows in 65 536 slots, a second candidate slot lowers the share of overwritten flows from 1/30

@@ -188,11 +188,9 @@ impl<L: Layout> Maps<L> {
         }
         self.with_slots(|slots| {
             for hash in keys.iter().map(|key| L::flow_hash(key, seed)) {
-                for index in [half_open::slot(hash), half_open::second_slot(hash)] {
-                    let Some(slot) = slots.get(index as usize) else { continue };
-                    let after = |word| after_removal(word, hash);
-                    let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
-                }
+                let Some(slot) = slots.get(half_open::slot(hash) as usize) else { continue };
+                let after = |word| after_removal(word, hash);
+                let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
             }
         })
     }

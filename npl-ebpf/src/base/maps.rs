@@ -99,7 +99,7 @@ pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }>
 /// Lookup cache of replies: copies of the endpoints of established flows, and the sequence and acknowledgement numbers
 /// of mid-stream entries. The kernel programs write this map.
 #[btf_map(name = "npl_repcache_v4")]
-pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
+pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::REPLY_CACHE_ELEMENTS as usize }> = Array::new();
 
 /// Stack observations for `--forwarding offload`: when the host's stack last forwarded a packet of each direction of a
 /// flow. The kernel programs write this map.
@@ -169,7 +169,7 @@ pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }>
 /// Lookup cache of replies: copies of the endpoints of established flows, and the sequence and acknowledgement numbers
 /// of mid-stream entries. The kernel programs write this map.
 #[btf_map(name = "npl_repcache_v6")]
-pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
+pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::REPLY_CACHE_ELEMENTS as usize }> = Array::new();
 
 /// Stack observations for `--forwarding offload`: when the host's stack last forwarded a packet of each direction of a
 /// flow. The kernel programs write this map.

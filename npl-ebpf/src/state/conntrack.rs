@@ -4,8 +4,9 @@
 //!
 //! [`npl_common::conntrack`] contains the state machine. This module looks up a packet's entry, checks whether the
 //! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
-//! several entries: one for the flow, in the half-open cache or the flow table, and one for each handshake. A handshake
-//! does not affect the flow's entry until the Pod accepts the handshake.
+//! several entries: the established flow's entry in the flow table, with a copy in the flow's slot of the half-open
+//! cache; one for each handshake; and one opening entry, which a packet without a handshake opened. Neither a handshake
+//! nor an opening entry affects the established flow's entry until a reply of the Pod matches it.
 
 use npl_common::{
     conntrack::{
@@ -121,7 +122,7 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, or a mid-stream entry.
+    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, or an opening entry.
     /// Entries of handshakes do not count, because they can be looked up only with the sequence or acknowledgement
     /// number of a segment.
     #[inline(always)]
@@ -129,6 +130,7 @@ impl<'k, F: Family> Flow<'k, F> {
         self.half_open().is_some()
             || self.table_entry().is_some()
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
+            || slots::find_datagram_flow::<F>(self.hash).is_some()
     }
 
     /// Removes the flow table's entry after the Pod has rejected the connection, although the client had completed the
@@ -148,9 +150,13 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     pub fn remove(&self) {
         const { assert!(matches!(step(State::established(0, 0), Event::DirectConnection).1, Action::Remove)) };
-        let is_in_cache = half_open::matches(self.entry.load(), self.hash);
+        let mut is_in_cache = half_open::matches(self.entry.load(), self.hash);
         if is_in_cache {
             self.entry.store(0);
+        }
+        if let Some(slot) = slots::find_datagram_flow::<F>(self.hash) {
+            slot.store(0);
+            is_in_cache = true;
         }
         if F::remove_flow(self.key).is_some() || is_in_cache {
             count_reason(Reason::TupleConflict as u32);
@@ -166,7 +172,10 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
-        if half_open::matches(entry, self.hash) || (entry != 0 && self.table_entry().is_some()) {
+        if half_open::matches(entry, self.hash)
+            || (entry != 0 && self.table_entry().is_some())
+            || slots::find_datagram_flow::<F>(self.hash).is_some()
+        {
             self.remove();
         }
     }
@@ -222,10 +231,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 return Transition::Unchanged;
             }
         } else {
-            // Handshakes are looked up only if the flow's slot in the half-open cache has no entry of this flow.
+            // Other entries are looked up only if the flow's slot in the half-open cache has no entry of this flow.
             let is_own = half_open::matches(entry, self.hash);
-            let opened =
-                if is_own { Some((self.entry, self.hash)) } else { self.handshake_of_request(&request.segment) };
+            let opened = if is_own { Some((self.entry, self.hash)) } else { self.opened_by(&request.segment) };
             if let Some((slot, key)) = opened {
                 let opening = slot.load();
                 let phase = half_open::phase(opening);
@@ -321,7 +329,14 @@ impl<'k, F: Family> Flow<'k, F> {
         };
         let (state, action) = step(State::ABSENT, Event::from_client(self.protocol, flags, false));
         if action == Action::Open {
-            self.entry.store(self.entry_of(state.phase, &request.nat));
+            // An entry of this flow with another NAT address is replaced, so that replies have the new NAT address.
+            let slot = if half_open::matches(cached, self.hash) {
+                self.entry
+            } else {
+                let Some((slot, _)) = slots::of_datagram_flow::<F>(self.hash) else { return Transition::Unchanged };
+                slot
+            };
+            slot.store(self.entry_of(state.phase, &request.nat));
             return Transition::New;
         }
         Transition::Unchanged
@@ -371,7 +386,13 @@ impl<'k, F: Family> Flow<'k, F> {
             lookup_cache::invalidate_reply(cached);
         }
         let transition = self.establish(request);
-        if transition == Transition::Established && has_handshake(self.protocol) {
+        if transition != Transition::Established {
+            return transition;
+        }
+        if let Some(slot) = slots::find_datagram_flow::<F>(self.hash) {
+            slot.store(0);
+        }
+        if has_handshake(self.protocol) {
             let (sequence, acknowledgement) = (request.segment.sequence(), request.segment.acknowledgement());
             slots::remove_handshake::<F>(reply_key(self.hash, acknowledgement));
             slots::remove_handshake::<F>(handshake_key(self.hash, sequence));
@@ -411,7 +432,12 @@ impl<'k, F: Family> Flow<'k, F> {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
                 let (generation, segment) = (endpoint.generation, Segment::DATAGRAM);
-                return self.establish(&Request { nat, generation, segment });
+                let transition = self.establish(&Request { nat, generation, segment });
+                // The flow's own slot has the phase "established" now, so only a datagram slot is cleared.
+                if transition == Transition::Established && half_open::phase(slot.load()).is_opening() {
+                    slot.store(0);
+                }
+                return transition;
             }
             Action::Store => slot.store(half_open::with_phase(entry, state.phase)),
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {}
@@ -494,9 +520,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // A flow can be half-open without a handshake, for example if the first packet that NPL sees of an SCTP
-        // association is not an INIT. The entry of a flow without a handshake is under [`mid_stream_key`] (TCP), or in
-        // the flow's own slot.
+        // After the removal from the flow table, the flow's own slot has an opening phase.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
@@ -508,7 +532,11 @@ impl<'k, F: Family> Flow<'k, F> {
         if self.half_open().is_some() {
             return Some(self.entry);
         }
-        self.acknowledged_handshake(reply).or_else(|| self.mid_stream_of_reply(reply))
+        let slot = self.acknowledged_handshake(reply);
+        if self.protocol == protocol::TCP {
+            return slot.or_else(|| self.mid_stream_of_reply(reply));
+        }
+        slot.or_else(|| slots::find_datagram_flow::<F>(self.hash))
     }
 
     /// The entry of the handshake whose SYN a Pod's packet acknowledges.
@@ -531,6 +559,17 @@ impl<'k, F: Family> Flow<'k, F> {
         let (slot, index) = slots::find_handshake::<F>(key)?;
         let numbers = stored_numbers::<F>(key, slot.load(), index)?;
         if numbers.admit(reply) { Some(slot) } else { None }
+    }
+
+    /// The slot and the key of the half-open entry that a client's packet establishes or aborts: the entry of a
+    /// handshake, or of a flow that is half-open without a handshake.
+    #[inline(always)]
+    fn opened_by(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
+        if self.protocol == protocol::TCP {
+            return self.handshake_of_request(segment);
+        }
+        let datagram_flow = || Some((slots::find_datagram_flow::<F>(self.hash)?, self.hash));
+        self.handshake_of_request(segment).or_else(datagram_flow)
     }
 
     /// The slot and the key of the handshake that a client's packet completes or aborts.

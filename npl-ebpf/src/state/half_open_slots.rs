@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
-//! A flow's slot contains a copy of the flow's entry in the flow table, or the entry of a half-open flow of UDP or
-//! SCTP. If the agent or a program removes the entry from the flow table, the copy gets another phase or is cleared. A
-//! handshake's slot contains an entry with one of three kinds of keys:
-//! [`handshake_key`](npl_common::conntrack::handshake_key), [`reply_key`](npl_common::conntrack::reply_key) or
-//! [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
+//! A flow's slot contains a copy of the flow's entry in the flow table. If the agent or a program removes the entry
+//! from the flow table, the copy gets another phase or is cleared. A handshake's slot contains an entry with one of
+//! three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
+//! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key). A
+//! datagram slot contains the entry of a UDP or SCTP flow that is half-open without a handshake.
 
 use npl_common::{
     half_open,
@@ -24,16 +24,24 @@ pub type Slot = (Cell<u64>, u32);
 /// An index that no slot of the half-open cache has.
 const NONE: u32 = u32::MAX;
 
-/// The slot that contains a flow's entry or, if the cache has no entry of the flow, the slot for a new entry.
+/// The slot of an established flow. The slot may contain the copy of another flow's entry.
 #[inline(always)]
 pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
-    choose::<F>(hash, half_open::slot(hash), half_open::second_slot(hash))
+    let index = half_open::slot(hash);
+    Some((F::half_open(index)?, index))
 }
 
 /// The slot that contains a handshake's entry or, if the cache has no entry of the handshake, the slot for a new entry.
 #[inline(always)]
 pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
+}
+
+/// The slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake or, if the cache has no
+/// such entry, the slot for a new entry.
+#[inline(always)]
+pub fn of_datagram_flow<F: Family>(hash: u64) -> Option<Slot> {
+    choose::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash))
 }
 
 /// Chooses between the two candidate slots of a key. A new entry gets the second slot only if the entry in the first
@@ -57,6 +65,24 @@ pub fn find_handshake<F: Family>(key: u64) -> Option<Slot> {
     if index == NONE { None } else { Some((F::half_open(index)?, index)) }
 }
 
+/// The slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake; `None` if the cache
+/// has no such entry.
+#[inline(always)]
+pub fn find_datagram_flow<F: Family>(hash: u64) -> Option<Cell<u64>> {
+    // The array has no element with the index [`NONE`].
+    F::half_open(datagram_index::<F>(hash))
+}
+
+#[inline(never)]
+fn handshake_index<F: Family>(key: u64) -> u32 {
+    index_of::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
+}
+
+#[inline(never)]
+fn datagram_index<F: Family>(hash: u64) -> u32 {
+    index_of::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash))
+}
+
 /// Removes the entry of a handshake, if there is one.
 #[inline(always)]
 pub fn remove_handshake<F: Family>(key: u64) {
@@ -65,9 +91,9 @@ pub fn remove_handshake<F: Family>(key: u64) {
     }
 }
 
-#[inline(never)]
-fn handshake_index<F: Family>(key: u64) -> u32 {
-    for index in [half_open::handshake_slot(key), half_open::second_handshake_slot(key)] {
+#[inline(always)]
+fn index_of<F: Family>(key: u64, first: u32, second: u32) -> u32 {
+    for index in [first, second] {
         let Some(slot) = F::half_open(index) else { return NONE };
         if half_open::matches(slot.load(), key) {
             return index;

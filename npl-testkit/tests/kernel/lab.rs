@@ -294,10 +294,26 @@ impl Lab {
         }
     }
 
-    /// Returns the flow's entry in the half-open cache: from the flow's own slot, or else from the slot of its
-    /// handshake.
+    /// Returns the flow's entry in the half-open cache: from the flow's own slot, or else from its datagram slot, or
+    /// else from the slot of its handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
-        self.own_slot(id).or_else(|| self.handshake(id))
+        self.own_slot(id).or_else(|| self.datagram_slot(id)).or_else(|| self.handshake(id))
+    }
+
+    /// Returns the flow's entry in its datagram slot: the entry of a UDP or SCTP flow that is half-open without a
+    /// handshake.
+    pub(crate) fn datagram_slot(&mut self, id: FlowId) -> Option<u64> {
+        self.entry_at(id, half_open::datagram_slot(hash(id)))
+    }
+
+    /// Returns all words of the half-open cache.
+    pub(crate) fn half_open_words(&mut self, id: FlowId) -> Vec<u64> {
+        self.slots(id).iter().map(Result::unwrap).collect()
+    }
+
+    /// Overwrites the word with this index in the half-open cache.
+    pub(crate) fn set_half_open_word(&mut self, id: FlowId, index: u32, word: u64) {
+        self.slots(id).set(index, word, 0).unwrap();
     }
 
     /// Returns the flow's entry in its own slot of the half-open cache.

@@ -172,6 +172,6 @@ fn forged_datagram_to_a_pod_leaves_no_entry() {
         lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
         attack(lab, pod());
         lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
-        assert_eq!((lab.flow(flow(Udp)), lab.own_slot(flow(Udp))), (None, None));
+        assert_eq!((lab.flow(flow(Udp)), lab.slot(flow(Udp))), (None, None));
     });
 }

@@ -33,7 +33,7 @@ enum Flow {
 type Entries = (Option<FlowEntry>, Option<u64>, Option<u64>);
 
 fn entries(lab: &mut Lab) -> [Entries; 2] {
-    [Tcp, Udp].map(|it| (lab.flow(flow(it)), lab.own_slot(flow(it)), lab.handshake(flow(it))))
+    [Tcp, Udp].map(|it| (lab.flow(flow(it)), lab.slot(flow(it)), lab.handshake(flow(it))))
 }
 
 /// Returns segments of the Pod with sequence numbers that no connection of the tests has.

@@ -51,7 +51,7 @@ fn replies_leave_from(lab: &mut Lab, source: SocketAddr) {
 
 /// Returns the entries of the client's UDP flow in the flow table and in the half-open cache.
 fn stored(lab: &mut Lab) -> (Option<FlowEntry>, Option<u64>) {
-    (lab.flow(flow(Udp)), lab.own_slot(flow(Udp)))
+    (lab.flow(flow(Udp)), lab.slot(flow(Udp)))
 }
 
 /// Opens the client's flow through the mapping, and establishes it.

@@ -125,6 +125,6 @@ fn forged_inits_and_aborts_do_not_divert_the_replies_of_a_direct_association() {
             }
             lab.egress(&answer(of_pod)).is(&answer(of_pod), reason(Reason::UntrackedReply));
         }
-        assert_eq!((lab.flow(flow(Sctp)), lab.own_slot(flow(Sctp))), (None, None));
+        assert_eq!((lab.flow(flow(Sctp)), lab.slot(flow(Sctp))), (None, None));
     });
 }

@@ -8,6 +8,7 @@
 mod batch_writes;
 mod checksum_complete;
 mod direct_connections;
+mod displacement;
 mod errors;
 pub(crate) mod extensions;
 mod flows;
