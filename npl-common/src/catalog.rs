@@ -5,7 +5,7 @@
 use crate::{
     config::{Config, MAX_XDP_DEVICES},
     crc,
-    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
+    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS, MAX_SCTP_FLOWS, MAX_UDP_FLOWS},
     fragment,
     fragment_buffer::{self, SavedFrame},
     half_open, host_connection,
@@ -21,11 +21,11 @@ use crate::{
         MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6, MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6, MAP_MAPPING_V4,
         MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6,
         MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, MAP_SCTP_BUFFER,
-        MAP_SLOW_PATH, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4, MAP_STACK_SEEN_V6, MAP_STATS,
-        MAP_TRACE_CPU, MAP_TRACE_FILTER, MAP_TRACE_RING, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE,
-        PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
-        PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS, PROG_XDP, PROG_XDP_FRAGS,
-        SLOW_PATH_PROGRAMS,
+        MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_SLOW_PATH, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4,
+        MAP_STACK_SEEN_V6, MAP_STATS, MAP_TRACE_CPU, MAP_TRACE_FILTER, MAP_TRACE_RING, MAP_UDP_FLOW_V4,
+        MAP_UDP_FLOW_V6, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE, PROG_EGRESS, PROG_EGRESS_L3,
+        PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT,
+        PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS, PROG_XDP, PROG_XDP_FRAGS, SLOW_PATH_PROGRAMS,
     },
     next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop},
     offload::{self, StackSeen},
@@ -146,6 +146,9 @@ impl Content {
 const AGENT: &str = "agent";
 const PROGRAMS: &str = "programs";
 const NEVER: &str = "never, because the array always has all of its elements";
+const FLOW_WRITERS: &str = "programs; the agent removes expired entries and those of removed mappings";
+const EVICTS_FLOWS: &str = "the kernel evicts the least recently used entry, and the client's next packet recreates \
+                            it; if the kernel refuses the new entry, the programs count `flow_table_full`";
 const OVERWRITES: &str = "never, because a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
@@ -224,10 +227,29 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_FLOWS,
         key: Content::Type(&[FlowKeyV4::LAYOUT, FlowKeyV6::LAYOUT]),
         value: Content::Type(&[FlowV4::LAYOUT, FlowV6::LAYOUT]),
-        purpose: "Flow table: conntrack entries of established flows.",
-        written_by: "programs; the agent removes expired entries and those of removed mappings",
-        when_full: "the kernel evicts the least recently used entry, and the client's next packet recreates it; if \
-                    the kernel refuses the new entry, the programs count `flow_table_full`",
+        purpose: "Flow table of TCP: conntrack entries of established connections.",
+        written_by: FLOW_WRITERS,
+        when_full: EVICTS_FLOWS,
+    },
+    Map {
+        names: &[MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6],
+        kind: MapKind::LruHash,
+        capacity: MAX_UDP_FLOWS,
+        key: Content::Type(&[FlowKeyV4::LAYOUT, FlowKeyV6::LAYOUT]),
+        value: Content::Type(&[FlowV4::LAYOUT, FlowV6::LAYOUT]),
+        purpose: "Flow table of UDP: conntrack entries of established flows.",
+        written_by: FLOW_WRITERS,
+        when_full: EVICTS_FLOWS,
+    },
+    Map {
+        names: &[MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6],
+        kind: MapKind::LruHash,
+        capacity: MAX_SCTP_FLOWS,
+        key: Content::Type(&[FlowKeyV4::LAYOUT, FlowKeyV6::LAYOUT]),
+        value: Content::Type(&[FlowV4::LAYOUT, FlowV6::LAYOUT]),
+        purpose: "Flow table of SCTP: conntrack entries of established associations.",
+        written_by: FLOW_WRITERS,
+        when_full: EVICTS_FLOWS,
     },
     Map {
         names: &[MAP_HALF_OPEN_V4, MAP_HALF_OPEN_V6],

@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow table: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
+//! The flow tables: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
 //! requests needs no entry, because the mapping alone determines the destination of a request.
+//!
+//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others. In particular,
+//! a sender of forged UDP datagrams can establish flows if the Pod answers, but a TCP flow needs a handshake.
 
 use crate::hash;
 
-/// Maximum number of flow table entries per IP family in the kernel object; 131 072 entries take about 14 MiB for IPv4,
-/// and 18 MiB for IPv6.
+/// Maximum number of entries of TCP's flow table per IP family in the kernel object; 131 072 entries take about 14 MiB
+/// for IPv4, and 18 MiB for IPv6.
 pub const MAX_FLOWS: u32 = 131_072;
+/// Like [`MAX_FLOWS`], for UDP.
+pub const MAX_UDP_FLOWS: u32 = udp_flows(MAX_FLOWS);
+/// Like [`MAX_FLOWS`], for SCTP.
+pub const MAX_SCTP_FLOWS: u32 = sctp_flows(MAX_FLOWS);
+
+/// The number of entries of UDP's flow table if TCP's has `flows` entries.
+pub const fn udp_flows(flows: u32) -> u32 {
+    flows / 2
+}
+
+/// The number of entries of SCTP's flow table if TCP's has `flows` entries. An SCTP association carries many streams,
+/// so there are far fewer associations than TCP connections.
+pub const fn sctp_flows(flows: u32) -> u32 {
+    flows / 16
+}
 
 /// Interval in jiffies after which a packet refreshes the time of its flow table entry, and after which a
 /// [`crate::lookup_cache::CachedReply`] expires. Without the interval, every packet would write the time, and thereby

@@ -31,8 +31,13 @@ pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
 pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
 /// IPv4 endpoints, the Pod side of mappings: map from [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
 pub const MAP_ENDPOINT_V4: &str = "npl_endpoint_v4";
-/// Conntrack entries of established IPv4 flows: map from [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
+/// Conntrack entries of established TCP connections over IPv4: map from [`crate::flow::FlowKeyV4`] to
+/// [`crate::flow::FlowV4`].
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
+/// Like [`MAP_FLOW_V4`], for UDP flows.
+pub const MAP_UDP_FLOW_V4: &str = "npl_udpflow_v4";
+/// Like [`MAP_FLOW_V4`], for SCTP associations.
+pub const MAP_SCTP_FLOW_V4: &str = "npl_sctpflow_v4";
 /// Half-open cache of IPv4, with the conntrack entries of half-open flows and copies of the entries of established
 /// flows: array of `u64`, see [`crate::half_open`].
 pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
@@ -50,6 +55,10 @@ pub const MAP_ALLOW_V6: &str = "npl_allow_v6";
 pub const MAP_ENDPOINT_V6: &str = "npl_endpoint_v6";
 /// Like [`MAP_FLOW_V4`], for IPv6.
 pub const MAP_FLOW_V6: &str = "npl_flow_v6";
+/// Like [`MAP_UDP_FLOW_V4`], for IPv6.
+pub const MAP_UDP_FLOW_V6: &str = "npl_udpflow_v6";
+/// Like [`MAP_SCTP_FLOW_V4`], for IPv6.
+pub const MAP_SCTP_FLOW_V6: &str = "npl_sctpflow_v6";
 /// Like [`MAP_HALF_OPEN_V4`], for IPv6.
 pub const MAP_HALF_OPEN_V6: &str = "npl_halfopen_v6";
 /// Like [`MAP_FRAGMENT_V4`], for IPv6.
@@ -123,6 +132,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_ALLOW_V4,
     MAP_ENDPOINT_V4,
     MAP_FLOW_V4,
+    MAP_UDP_FLOW_V4,
+    MAP_SCTP_FLOW_V4,
     MAP_HALF_OPEN_V4,
     MAP_FRAGMENT_V4,
     MAP_NODE_ADDRESS_V6,
@@ -131,6 +142,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_ALLOW_V6,
     MAP_ENDPOINT_V6,
     MAP_FLOW_V6,
+    MAP_UDP_FLOW_V6,
+    MAP_SCTP_FLOW_V6,
     MAP_HALF_OPEN_V6,
     MAP_FRAGMENT_V6,
     MAP_SOCKET_RNAT_V4,

@@ -18,7 +18,7 @@ use crate::{
             evictions::{EvictionEstimate, Sweep},
             half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
         },
-        model::{Family, last::Last},
+        model::{Family, Protocol, last::Last},
         pages,
     },
     datapath::{DatapathError, Pins, SweptFlows, Tables, kernel_clock},
@@ -45,7 +45,9 @@ impl Sweeper {
     pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
         // The flow tables of both families have the same size, so the metric has one value for both.
-        metrics.set_flow_limit(tables.flow_capacities().into_iter().min().unwrap_or_default());
+        for (protocol, capacity) in Protocol::ALL.into_iter().zip(tables.flow_capacities(Family::V4)) {
+            metrics.set_flow_limit(protocol, capacity);
+        }
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &metrics, &ended));
         if let Err(error) = &thread {
@@ -106,13 +108,15 @@ fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Re
     let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
     let mut swept = Vec::new();
     let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;
-    let capacities = tables.flow_capacities();
-    for (index, (family, SweptFlows { removed, left })) in swept.into_iter().enumerate() {
-        metrics.set_flows(family, left);
+    for (index, (family, SweptFlows { removed, left, room })) in swept.into_iter().enumerate() {
+        for (protocol, left) in Protocol::ALL.into_iter().zip(left) {
+            metrics.set_flows(family, protocol, left);
+        }
         metrics.count_removed_flows(family, RemovalCause::Expired, removed as u64);
         let purged = metrics.removed_flows(family, RemovalCause::MappingRemoved);
-        let sweep = Sweep { found: left + removed, expired: removed, established: established[index], purged };
-        let evicted = memory.evictions[index].observe(sweep, capacities[index]);
+        let found = left.iter().sum::<usize>() + removed;
+        let sweep = Sweep { found, room, expired: removed, established: established[index], purged };
+        let evicted = memory.evictions[index].observe(sweep);
         metrics.count_removed_flows(family, RemovalCause::Evicted, evicted);
     }
     removed += tables.remove_expired_half_open(&mut memory.half_open)?;

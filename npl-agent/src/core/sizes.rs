@@ -7,15 +7,19 @@ use std::{fmt, str::FromStr};
 
 use npl_common::{
     catalog::{MAPS, Map, MapKind},
-    names::{MAP_FLOW_V4, MAP_FLOW_V6, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6},
+    flow::{sctp_flows, udp_flows},
+    names::{
+        MAP_FLOW_V4, MAP_FLOW_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6,
+        MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6,
+    },
 };
 
 /// The number of free elements of an LRU map that the kernel reserves for each possible CPU (`LOCAL_FREE_TARGET`). A
 /// CPU cannot use the elements that are reserved for another CPU, so the kernel may evict entries although some
 /// elements are free.
 const FREE_PER_CPU: u32 = 128;
-/// By default, the flow table of each IP family has room for about one flow per this number of bytes of the machine's
-/// memory.
+/// By default, the TCP flow table of each IP family has room for about one flow per this number of bytes of the
+/// machine's memory.
 const MEMORY_PER_FLOW: u64 = 32 << 10;
 /// The smallest and the largest number of flows that the agent chooses by default.
 const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
@@ -27,7 +31,7 @@ const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The minimum number of entries of the socket reverse NAT map.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
 /// The memory limit, in bytes, of the agent's container in the Helm chart.
-pub const CONTAINER_LIMIT: u64 = 384 << 20;
+pub const CONTAINER_LIMIT: u64 = 480 << 20;
 /// The memory in bytes that the agent and its programs need in the container, without the maps.
 pub const AGENT_MEMORY: u64 = 64 << 20;
 
@@ -42,7 +46,8 @@ pub const USUAL_PAGE: u64 = 4096;
 /// The number of metadata pages of a ring buffer, besides the pages of its data: the kernel's `RINGBUF_NR_META_PAGES`.
 const RING_BUFFER_PAGES: u64 = 3;
 
-/// The value of `--max-flows`: the number of flows for which the flow table of each IP family has room.
+/// The value of `--max-flows`: the number of flows for which the TCP flow table of each IP family has room. The UDP
+/// table has room for half as many, and the SCTP table for a sixteenth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
     /// The number of flows follows from the memory and the CPUs of the machine.
@@ -96,7 +101,7 @@ pub struct Machine {
 /// The sizes of the maps that depend on the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableSizes {
-    /// The number of flows for which the flow table of each IP family has room.
+    /// The number of flows for which the TCP flow table of each IP family has room.
     pub flows: u32,
     /// The number of entries for which the socket reverse NAT map of each IP family has room.
     pub socket_rnat: u32,
@@ -134,6 +139,8 @@ impl TableSizes {
     pub fn max_entries(&self, map: &str) -> Option<u32> {
         let stated = match map {
             MAP_FLOW_V4 | MAP_FLOW_V6 => self.flows,
+            MAP_UDP_FLOW_V4 | MAP_UDP_FLOW_V6 => udp_flows(self.flows),
+            MAP_SCTP_FLOW_V4 | MAP_SCTP_FLOW_V6 => sctp_flows(self.flows),
             MAP_SOCKET_RNAT_V4 | MAP_SOCKET_RNAT_V6 => self.socket_rnat,
             _ => return None,
         };
@@ -242,7 +249,7 @@ mod tests {
     fn only_maps_that_depend_on_the_node_have_a_variable_size() {
         let sizes = auto(2, 8 * GIB);
         let sized: Vec<_> = MAPS.iter().flat_map(|map| map.names).filter_map(|it| sizes.max_entries(it)).collect();
-        assert_eq!(sized, [262_400, 262_400, 33_024, 33_024]);
+        assert_eq!(sized, [262_400, 262_400, 131_328, 131_328, 16_640, 16_640, 33_024, 33_024]);
     }
 
     /// Reads the container's memory request and limit from the chart's values; `deploy/npl.yaml` is rendered from these
@@ -296,8 +303,14 @@ mod tests {
             cpus in 1_u32..8192, memory in 0..(64 * GIB), flows in 4096_u32..8_388_608,
         ) {
             for sizes in [auto(cpus, memory), TableSizes::of(machine(cpus, memory), MaxFlows::Flows(flows))] {
-                for map in [MAP_FLOW_V4, MAP_FLOW_V6] {
-                    prop_assert_eq!(stated_entries(sizes.max_entries(map).unwrap(), cpus), sizes.flows);
+                for (maps, expected) in [
+                    ([MAP_FLOW_V4, MAP_FLOW_V6], sizes.flows),
+                    ([MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6], sizes.flows / 2),
+                    ([MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6], sizes.flows / 16),
+                ] {
+                    for map in maps {
+                        prop_assert_eq!(stated_entries(sizes.max_entries(map).unwrap(), cpus), expected);
+                    }
                 }
                 for map in [MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6] {
                     prop_assert_eq!(stated_entries(sizes.max_entries(map).unwrap(), cpus), sizes.socket_rnat);

@@ -77,16 +77,16 @@ pub(super) trait FamilyMaps: Send {
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
-    /// The maximum number of flows in the flow table.
-    fn flow_capacity(&self) -> usize;
-    /// The number of entries in NPL's flow table of this IP family.
-    fn flow_count(&self) -> Result<usize, DatapathError>;
-    /// Every entry in NPL's flow table of this IP family. Entries of a protocol that this agent does not know are
+    /// The names and fills of the flow tables of this IP family, in the order of [`Protocol::ALL`].
+    fn flow_tables(&self) -> Result<[FlowTableFill; 3], DatapathError>;
+    /// The maximum numbers of flows in the flow tables of this IP family, in the order of [`Protocol::ALL`].
+    fn flow_capacities(&self) -> [usize; 3];
+    /// Every entry in NPL's flow tables of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError>;
-    /// Removes the flow table's entries of these Pod endpoints. In the half-open cache, the phase of these flows
+    /// Removes the flow tables' entries of these Pod endpoints. In the half-open cache, the phase of these flows
     /// changes from "established" to "replied", so that their half-open entries expire, too. `seed` is the seed of the
-    /// flows' hashes. Returns the number of removed flow table entries.
+    /// flows' hashes. Returns the number of removed entries.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError>;
     /// The number of socket reverse NAT entries, and the maximum number of these entries.
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError>;
@@ -94,7 +94,7 @@ pub(super) trait FamilyMaps: Send {
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the flow table's entries that have expired at `now`, a time of the kernel's monotonic clock. In the
+    /// Removes the flow tables' entries that have expired at `now`, a time of the kernel's monotonic clock. In the
     /// half-open cache, the phase of these flows changes from "established" to "replied", so that their half-open
     /// entries expire, too. `seed` is the seed of the flows' hashes.
     fn remove_expired_flows(&mut self, now: Duration, seed: u64) -> Result<SweptFlows, DatapathError>;
@@ -122,13 +122,85 @@ pub(super) trait FamilyMaps: Send {
     fn copy_from(&mut self, from: &Predecessor, entries: Entries) -> Result<[usize; 2], DatapathError>;
 }
 
-/// The result of a sweep, which removes the expired entries of a flow table.
-#[derive(Debug, Clone, Copy)]
+/// The result of a sweep, which removes the expired entries of the flow tables of an IP family.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct SweptFlows {
     /// The number of conntrack entries that were removed.
     pub removed: usize,
-    /// The number of conntrack entries that remain in the flow table.
-    pub left: usize,
+    /// The number of conntrack entries that remain in each flow table, in the order of [`Protocol::ALL`].
+    pub left: [usize; 3],
+    /// The number of entries for which the fullest flow table still had room before the removal.
+    pub room: usize,
+}
+
+/// The number of entries of a flow table, and the maximum number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FlowTableFill {
+    /// The name of the map.
+    pub map: &'static str,
+    /// The number of entries.
+    pub used: usize,
+    /// The maximum number of entries before the kernel evicts an entry.
+    pub capacity: usize,
+}
+
+/// The flow table of one protocol.
+pub(super) struct FlowTable<L: Layout> {
+    pub(super) map: HashMap<MapData, L::FlowKey, L::Flow>,
+    pub(super) name: &'static str,
+    capacity: usize,
+}
+
+impl<L: Layout> FlowTable<L> {
+    fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
+        let map: HashMap<_, _, _> = open(pins, name)?;
+        Ok(Self { capacity: machine::stated_entries(map.map(), name)?, map, name })
+    }
+
+    /// Calls `look` with every entry that is in the flow table during the whole call. An entry that is added or removed
+    /// during the call may be missed.
+    fn read(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
+        let look_at_all =
+            |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
+        let read = sys::read_parts(self.map.map().fd().as_fd(), look_at_all);
+        read.map_err(MapError::from).map_err(DatapathError::map("read", self.name))
+    }
+
+    fn count(&self) -> Result<usize, DatapathError> {
+        let mut count = 0;
+        self.read(|_, _| count += 1)?;
+        Ok(count)
+    }
+
+    /// Removes a conntrack entry if it still exists.
+    fn remove(&mut self, key: &L::FlowKey) -> Result<(), DatapathError> {
+        tolerate_missing(self.map.remove(key)).map_err(DatapathError::map("write", self.name))
+    }
+
+    /// Removes the entries that `is_expired` at a flow's key, its entry and whether the table is crowded. Adds the keys
+    /// of the removed entries to `removed`, also if the result is an error. Returns the number of entries before the
+    /// removal.
+    fn remove_expired(
+        &mut self,
+        is_expired: impl Fn(&L::FlowKey, &L::Flow, bool) -> bool,
+        removed: &mut Vec<L::FlowKey>,
+    ) -> Result<usize, DatapathError> {
+        let (mut count, mut expired) = (0, Vec::new());
+        self.read(|key, flow| {
+            count += 1;
+            expired.extend(is_expired(key, flow, true).then_some(*key));
+        })?;
+        let is_crowded = flows::is_crowded(count, self.capacity);
+        for key in expired {
+            // The entry is read again, because the flow may have become active. If a packet of the flow arrives between
+            // this read and the removal, the client's next packet recreates the entry.
+            if self.map.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
+                self.remove(&key)?;
+                removed.push(key);
+            }
+        }
+        Ok(count)
+    }
 }
 
 /// The pinned maps of an IP family.
@@ -138,8 +210,8 @@ pub(super) struct Maps<L: Layout> {
     pub(super) mapping: HashMap<MapData, mapping::Frontend, L::Backend>,
     pub(super) allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
-    pub(super) flow: HashMap<MapData, L::FlowKey, L::Flow>,
-    flow_capacity: usize,
+    /// The flow tables, in the order of [`Protocol::ALL`].
+    pub(super) flow_tables: [FlowTable<L>; 3],
     lookup_cache: Array<MapData, L::CacheEntry>,
     half_open: Array<MapData, u64>,
     unmapped: Array<MapData, u64>,
@@ -148,29 +220,20 @@ pub(super) struct Maps<L: Layout> {
 
 impl<L: Layout> Maps<L> {
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
-        let flow: HashMap<_, _, _> = open(pins, L::FLOW)?;
+        let [tcp, udp, sctp] = L::FLOWS;
+        let table = |name| FlowTable::open(pins, name);
         Ok(Self {
             local: open(pins, L::LOCAL)?,
             local_index: open(pins, L::LOCAL_INDEX)?,
             mapping: open(pins, L::MAPPING)?,
             allow: open(pins, L::ALLOW)?,
             endpoint: open(pins, L::ENDPOINT)?,
-            flow_capacity: machine::stated_entries(flow.map(), L::FLOW)?,
-            flow,
+            flow_tables: [table(tcp)?, table(udp)?, table(sctp)?],
             lookup_cache: open(pins, L::LOOKUP_CACHE)?,
             half_open: open(pins, L::HALF_OPEN)?,
             unmapped: open(pins, L::UNMAPPED)?,
             socket_rnat: open(pins, L::SOCKET_RNAT)?,
         })
-    }
-
-    /// Calls `look` with every entry that is in the flow table during the whole call. An entry that is added or removed
-    /// during the call may be missed.
-    fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
-        let look_at_all =
-            |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
-        let read = sys::read_parts(self.flow.map().fd().as_fd(), look_at_all);
-        read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
     /// Maps the slots of the half-open cache into memory and passes the slots to `work`. Kernel programs may change the
@@ -201,11 +264,6 @@ impl<L: Layout> Maps<L> {
             keys.iter().for_each(&mut look);
         });
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::SOCKET_RNAT))
-    }
-
-    /// Removes a conntrack entry if it still exists.
-    fn remove_flow(&mut self, key: &L::FlowKey) -> Result<(), DatapathError> {
-        tolerate_missing(self.flow.remove(key)).map_err(DatapathError::map("write", L::FLOW))
     }
 }
 
@@ -294,19 +352,21 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         tolerate_missing(self.endpoint.remove(&key)).map_err(DatapathError::map("write", L::ENDPOINT))
     }
 
-    fn flow_capacity(&self) -> usize {
-        self.flow_capacity
+    fn flow_tables(&self) -> Result<[FlowTableFill; 3], DatapathError> {
+        let fill = |table: &FlowTable<L>| {
+            Ok(FlowTableFill { map: table.name, used: table.count()?, capacity: table.capacity })
+        };
+        let [tcp, udp, sctp] = &self.flow_tables;
+        Ok([fill(tcp)?, fill(udp)?, fill(sctp)?])
     }
 
-    fn flow_count(&self) -> Result<usize, DatapathError> {
-        let mut count = 0;
-        self.read_flows(|_, _| count += 1)?;
-        Ok(count)
+    fn flow_capacities(&self) -> [usize; 3] {
+        self.flow_tables.each_ref().map(|table| table.capacity)
     }
 
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError> {
         let mut records = Vec::new();
-        self.read_flows(|key, flow| {
+        let mut add = |key: &L::FlowKey, flow: &L::Flow| {
             let Sender { pod_ip, pod_port, protocol } = L::pod_endpoint(key);
             let Some(protocol) = Protocol::from_number(protocol) else { return };
             let (client, nat) = L::client_and_nat(key, flow);
@@ -320,17 +380,25 @@ impl<L: Layout> FamilyMaps for Maps<L> {
                 client_tcp_flags: state.client_tcp_flags,
                 pod_tcp_flags: state.pod_tcp_flags,
             });
-        })?;
+        };
+        for table in &self.flow_tables {
+            table.read(&mut add)?;
+        }
         Ok(records)
     }
 
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>, seed: u64) -> Result<usize, DatapathError> {
-        let mut stale = Vec::new();
-        self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-        // The phase of these flows in the half-open cache changes even if a removal from the flow table fails.
-        let removed = stale.iter().try_for_each(|key| self.remove_flow(key));
-        self.end_words(&stale, seed)?;
-        removed.map(|()| stale.len())
+        let mut all = Vec::new();
+        let mut removed = Ok(());
+        for table in &mut self.flow_tables {
+            let mut stale = Vec::new();
+            table.read(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
+            removed = removed.and(stale.iter().try_for_each(|key| table.remove(key)));
+            all.append(&mut stale);
+        }
+        // The phase of these flows in the half-open cache changes even if a removal from a flow table has failed.
+        self.end_words(&all, seed)?;
+        removed.map(|()| all.len())
     }
 
     fn socket_rnat_fill(&self) -> Result<(usize, usize), DatapathError> {
@@ -360,31 +428,25 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn remove_expired_flows(&mut self, now: Duration, seed: u64) -> Result<SweptFlows, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-        let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
+        let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded: bool| {
             flows::is_expired(L::pod_endpoint(key).protocol, L::state(flow), now, is_crowded)
         };
-        let (mut count, mut expired) = (0, Vec::new());
-        self.read_flows(|key, flow| {
-            count += 1;
-            expired.extend(is_expired(key, flow, true).then_some(*key));
-        })?;
-        let is_crowded = flows::is_crowded(count, self.flow_capacity);
         let (mut removed, mut result) = (Vec::new(), Ok(()));
-        for key in expired {
-            // The entry is read again, because the flow may have become active. If a packet of the flow arrives between
-            // this read and the removal, the client's next packet recreates the entry.
-            if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
-                result = self.remove_flow(&key);
-                if result.is_err() {
-                    break;
+        let mut swept = SweptFlows { removed: 0, left: [0; 3], room: usize::MAX };
+        for (table, left) in self.flow_tables.iter_mut().zip(&mut swept.left) {
+            let before = removed.len();
+            match table.remove_expired(is_expired, &mut removed) {
+                Ok(count) => {
+                    *left = count - (removed.len() - before);
+                    swept.room = swept.room.min(table.capacity.saturating_sub(count));
                 }
-                removed.push(key);
+                Err(error) => result = Err(error),
             }
         }
         // The phase of the removed flows in the half-open cache changes even if a later removal has failed.
         self.end_words(&removed, seed)?;
         result?;
-        Ok(SweptFlows { removed: removed.len(), left: count - removed.len() })
+        Ok(SweptFlows { removed: removed.len(), ..swept })
     }
 
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {

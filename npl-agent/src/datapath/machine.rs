@@ -90,12 +90,12 @@ mod tests {
     fn maps_that_exceed_the_containers_memory_are_refused_with_a_sufficient_limit() {
         let machine = Machine { possible_cpus: 4, memory: 64 << 30, page: USUAL_PAGE };
         let sizes = TableSizes::of(machine, MaxFlows::Flows(4_000_000));
-        let error = check(&sizes, Some(384 * MIB)).unwrap_err();
+        let error = check(&sizes, Some(480 * MIB)).unwrap_err();
         let DatapathError::TooLargeForContainer { needed, limit, sufficient, .. } = &error else { panic!("{error}") };
-        assert!(*limit == 384 && *needed > 384 && *sufficient > *needed, "{error}");
+        assert!(*limit == 480 && *needed > 480 && *sufficient > *needed, "{error}");
         assert!(error.to_string().contains(&format!("resources.limits.memory to at least {sufficient}Mi")), "{error}");
         check(&sizes, Some(sufficient * MIB)).unwrap();
         check(&sizes, None).unwrap();
-        check(&TableSizes::of(machine, MaxFlows::Auto), Some(384 * MIB)).unwrap();
+        check(&TableSizes::of(machine, MaxFlows::Auto), Some(480 * MIB)).unwrap();
     }
 }

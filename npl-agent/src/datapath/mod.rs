@@ -36,7 +36,7 @@ mod xdp;
 pub use attach::Hooks;
 pub use cgroup::{CgroupSelection, ClientScope};
 pub use error::DatapathError;
-pub use family::SweptFlows;
+pub use family::{FlowTableFill, SweptFlows};
 pub use load::Datapath;
 pub use local_clients::ServedClients;
 pub use object::embedded_object;

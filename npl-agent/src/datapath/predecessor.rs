@@ -24,21 +24,24 @@ use aya_obj::generated::BPF_NOEXIST;
 use npl_common::{
     flow::FlowState,
     former_names, host_connection,
-    names::{ABI_VERSION, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6},
+    names::{
+        ABI_VERSION, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6,
+        MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6,
+    },
 };
 use tracing::{info, warn};
 
 use super::{
     attach::{detach_filter, hook, is_last},
     error::DatapathError,
-    family::Maps,
+    family::{FlowTable, Maps},
     layout::Layout,
     pins::{Direction, Pins, pin_error, remove_folder, unpin},
     sys,
     tables::{Tables, open},
 };
 
-use crate::core::pages;
+use crate::core::{model::Protocol, pages};
 
 /// A predecessor: an earlier agent's pinned maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +120,9 @@ fn name_in_abi_1(name: &str) -> Option<&'static str> {
 
 /// Whether the elements of a map are copied from predecessors. A map whose elements are not copied begins empty.
 pub(super) fn is_copied(name: &str) -> bool {
-    name_in_abi_1(name).is_some()
+    // In ABI 1, one table contains the flows of all protocols.
+    const LATER: [&str; 4] = [MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6];
+    name_in_abi_1(name).is_some() || LATER.contains(&name)
 }
 
 impl Tables {
@@ -153,26 +158,37 @@ impl<L: Layout> Maps<L> {
                     self.allow.insert(&key, value, 0).map_err(DatapathError::map("write", L::ALLOW))?;
                 }
             }
-            mappings = copy(from.open(L::MAPPING).as_ref(), &mut self.mapping, L::MAPPING, |value| value)?;
+            mappings = copy(from.open(L::MAPPING).as_ref(), &mut self.mapping, L::MAPPING, |_| true, |value| value)?;
         }
         let adapt = |flow| L::with_state(&flow, from.state(*L::state(&flow)));
-        let flows = copy(from.open(L::FLOW).as_ref(), &mut self.flow, L::FLOW, adapt)?;
-        copy(from.open(L::SOCKET_RNAT).as_ref(), &mut self.socket_rnat, L::SOCKET_RNAT, |value| value)?;
+        let mut flows = 0;
+        for name in L::FLOWS {
+            let Some(old) = from.open::<HashMap<_, L::FlowKey, L::Flow>>(name) else { continue };
+            for (index, protocol) in Protocol::ALL.into_iter().enumerate() {
+                let FlowTable { map, name, .. } = &mut self.flow_tables[index];
+                // In ABI 1, and in earlier builds of this ABI version, one table contains the flows of all protocols.
+                let is_here = |key: &L::FlowKey| L::pod_endpoint(key).protocol == protocol.number();
+                flows += copy(Some(&old), map, name, is_here, adapt)?;
+            }
+        }
+        copy(from.open(L::SOCKET_RNAT).as_ref(), &mut self.socket_rnat, L::SOCKET_RNAT, |_| true, |value| value)?;
         Ok([mappings, flows])
     }
 }
 
-/// Copies the elements of `from` whose keys are not in `to`. Elements for which `to` has no room are not copied.
-/// Returns the number of copied elements.
+/// Copies the elements of `from` that `selects` returns true for, and whose keys are not in `to`. Elements for which `to` has no
+/// room are not copied. Returns the number of copied elements.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
     to: &mut HashMap<MapData, K, V>,
     name: &'static str,
+    selects: impl Fn(&K) -> bool,
     adapt: impl Fn(V) -> V,
 ) -> Result<usize, DatapathError> {
     let mut copied = 0;
     // Read errors are ignored, because the predecessor's programs may remove elements during the copy.
-    for (key, value) in from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok) {
+    let elements = from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok);
+    for (key, value) in elements.filter(|(key, _)| selects(key)) {
         match to.insert(key, adapt(value), BPF_NOEXIST.into()) {
             Ok(()) => copied += 1,
             Err(error) if is_present_or_full(&error) => {}
@@ -341,8 +357,8 @@ mod tests {
     #[test]
     fn only_maps_that_are_copied_are_logged_as_copied() {
         use crate::datapath::layout::{Layout, V4, V6};
-        fn copied<L: Layout>() -> [&'static str; 4] {
-            [L::ALLOW, L::MAPPING, L::FLOW, L::SOCKET_RNAT]
+        fn copied<L: Layout>() -> Vec<&'static str> {
+            [&[L::ALLOW, L::MAPPING, L::SOCKET_RNAT][..], &L::FLOWS].concat()
         }
         let expected = [copied::<V4>(), copied::<V6>()].concat();
         for name in npl_common::names::PINNED_MAPS {

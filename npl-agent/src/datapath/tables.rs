@@ -23,7 +23,7 @@ use npl_common::{
 
 use super::{
     error::DatapathError,
-    family::{Entry, FamilyMaps, Maps, SweptFlows},
+    family::{Entry, FamilyMaps, FlowTableFill, Maps, SweptFlows},
     layout::{V4, V6},
     pins::Pins,
     sys,
@@ -247,9 +247,9 @@ impl Tables {
         Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
 
-    /// The maximum numbers of flows in the flow tables of IPv4 and IPv6.
-    pub fn flow_capacities(&self) -> [usize; 2] {
-        [self.family(Family::V4).flow_capacity(), self.family(Family::V6).flow_capacity()]
+    /// The maximum numbers of flows in the flow tables of an IP family, in the order of [`Protocol::ALL`].
+    pub fn flow_capacities(&self, family: Family) -> [usize; 3] {
+        self.family(family).flow_capacities()
     }
 
     /// The number of socket reverse NAT entries of an IP family, and the maximum number of these entries.
@@ -261,13 +261,13 @@ impl Tables {
         self.family(family).socket_rnat_fill()
     }
 
-    /// The number of entries in NPL's flow tables: of IPv4 first, then of IPv6.
+    /// The fills of the flow tables of an IP family, in the order of [`Protocol::ALL`].
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn flow_counts(&self) -> Result<[usize; 2], DatapathError> {
-        Ok([self.family(Family::V4).flow_count()?, self.family(Family::V6).flow_count()?])
+    pub fn flow_tables(&self, family: Family) -> Result<[FlowTableFill; 3], DatapathError> {
+        self.family(family).flow_tables()
     }
 
     /// The number of entries in NPL's flow tables of both IP families together.
@@ -276,7 +276,8 @@ impl Tables {
     ///
     /// If a BPF map operation fails.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
-        Ok(self.flow_counts()?.iter().sum())
+        let tables = [self.flow_tables(Family::V4)?, self.flow_tables(Family::V6)?];
+        Ok(tables.iter().flatten().map(|table| table.used).sum())
     }
 
     /// Removes the flow tables' entries that have expired at `now`, a time of the kernel's monotonic clock. Returns the

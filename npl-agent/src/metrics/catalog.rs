@@ -9,8 +9,8 @@ use super::{
     Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Format, Metrics, OpName, OpOutcome,
     PatchOutcome, RemovalCause, RequestProgram, SweptTable, WatchedResource,
     labels::{
-        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
-        SubjectLabel, WatchLabels,
+        DeviceLabel, DeviceState, EventLabel, FamilyLabel, FlowTableLabels, OpLabels, OutcomeLabel, PortLabels,
+        PortState, ProtocolLabel, ReasonLabel, SubjectLabel, WatchLabels,
     },
 };
 use crate::core::{
@@ -168,7 +168,8 @@ const LABELS: &[(&str, &[Label])] = &[
     ("npl_annotation_patches_total", &[listed("outcome", PATCH_OUTCOMES)]),
     ("npl_events_total", &[listed("outcome", EVENT_OUTCOMES)]),
     ("npl_watch_errors_total", &[listed("subject", WATCHED), listed("kind", FAILURES)]),
-    ("npl_flow_table_entries", &[listed("family", FAMILIES)]),
+    ("npl_flow_table_entries", &[listed("family", FAMILIES), listed("protocol", PROTOCOLS)]),
+    ("npl_flow_table_max_entries", &[listed("protocol", PROTOCOLS)]),
     ("npl_flow_table_removals_total", &[listed("family", FAMILIES), listed("cause", REMOVAL_CAUSES)]),
     ("npl_table_entries", &[listed("table", SWEPT_TABLES), listed("family", FAMILIES)]),
     ("npl_table_max_entries", &[listed("table", SWEPT_TABLES), listed("family", FAMILIES)]),
@@ -239,7 +240,7 @@ impl Metrics {
             patch_seconds: _,
             publication_seconds: _,
             flows,
-            flow_limit: _,
+            flow_limit,
             flow_removals: _,
             table_entries: _,
             table_limits: _,
@@ -258,7 +259,8 @@ impl Metrics {
         } = &metrics.0.families;
         drop(ops.get_or_create(&OpLabels { op: OpName::Reserve, outcome: OpOutcome::Done }));
         drop(patches.get_or_create(&OutcomeLabel { outcome: PatchOutcome::Patched }));
-        drop(flows.get_or_create(&FamilyLabel { family: Family::V4 }));
+        drop(flows.get_or_create(&FlowTableLabels { family: Family::V4, protocol: Protocol::Tcp }));
+        drop(flow_limit.get_or_create(&ProtocolLabel { protocol: Protocol::Tcp }));
         drop(events.get_or_create(&EventLabel { outcome: EventOutcome::Created }));
         let (subject, kind) = (WatchedResource::Pods, FailureKind::Expired);
         drop(watch_errors.get_or_create(&WatchLabels { subject, kind }));

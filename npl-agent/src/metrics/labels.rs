@@ -387,6 +387,17 @@ pub(super) struct FamilyLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct FlowTableLabels {
+    pub(super) family: Family,
+    pub(super) protocol: Protocol,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct ProtocolLabel {
+    pub(super) protocol: Protocol,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct RemovalLabels {
     pub(super) family: Family,
     pub(super) cause: RemovalCause,

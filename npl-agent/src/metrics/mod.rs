@@ -40,8 +40,8 @@ pub use self::{
 use self::{
     datapath::DatapathCollector,
     labels::{
-        DeviceInfoLabels, DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels,
-        PortState, ReasonLabel, RemovalLabels, SubjectLabel, TableLabels, WatchLabels,
+        DeviceInfoLabels, DeviceLabel, DeviceState, EventLabel, FamilyLabel, FlowTableLabels, OpLabels, OutcomeLabel,
+        PortLabels, PortState, ProtocolLabel, ReasonLabel, RemovalLabels, SubjectLabel, TableLabels, WatchLabels,
     },
     process::ProcessCollector,
 };
@@ -108,8 +108,8 @@ struct Families {
     patches: Labelled<OutcomeLabel, Counter>,
     patch_seconds: Seconds,
     publication_seconds: Seconds,
-    flows: Labelled<FamilyLabel, Gauge>,
-    flow_limit: Gauge,
+    flows: Labelled<FlowTableLabels, Gauge>,
+    flow_limit: Labelled<ProtocolLabel, Gauge>,
     flow_removals: Labelled<RemovalLabels, Counter>,
     table_entries: Labelled<TableLabels, Gauge>,
     table_limits: Labelled<TableLabels, Gauge>,
@@ -183,14 +183,15 @@ impl Metrics {
         self.0.families.publication_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// Sets the number of entries in NPL's flow table of an IP family.
-    pub fn set_flows(&self, family: Family, count: usize) {
-        self.0.families.flows.get_or_create(&FamilyLabel { family }).set(gauge(count as u64));
+    /// Sets the number of entries in NPL's flow table of an IP family and a protocol.
+    pub fn set_flows(&self, family: Family, protocol: Protocol, count: usize) {
+        let labels = FlowTableLabels { family, protocol };
+        self.0.families.flows.get_or_create(&labels).set(gauge(count as u64));
     }
 
-    /// Sets the capacity of NPL's flow table of each IP family, in flows.
-    pub fn set_flow_limit(&self, flows: usize) {
-        self.0.families.flow_limit.set(gauge(flows as u64));
+    /// Sets the capacity of NPL's flow table of a protocol, in flows. Both IP families have the same capacity.
+    pub fn set_flow_limit(&self, protocol: Protocol, flows: usize) {
+        self.0.families.flow_limit.get_or_create(&ProtocolLabel { protocol }).set(gauge(flows as u64));
     }
 
     /// Counts entries that were removed from NPL's flow table of an IP family.
@@ -392,23 +393,27 @@ impl Families {
 
     fn register_tables(
         registry: &mut Registry,
-        (flows, flow_limit, flow_removals): (Labelled<FamilyLabel, Gauge>, Gauge, Labelled<RemovalLabels, Counter>),
+        (flows, flow_limit, flow_removals): (
+            Labelled<FlowTableLabels, Gauge>,
+            Labelled<ProtocolLabel, Gauge>,
+            Labelled<RemovalLabels, Counter>,
+        ),
         (table_entries, table_limits): (Labelled<TableLabels, Gauge>, Labelled<TableLabels, Gauge>),
     ) {
         registry.register(
             "flow_table_entries",
-            "Entries of the flow table at the last sweep, by IP family; npl_flow_table_max_entries is the limit of \
-             each family",
+            "Entries of a flow table at the last sweep, by IP family and protocol; npl_flow_table_max_entries is the \
+             limit of the protocol",
             flows,
         );
         registry.register(
             "flow_table_max_entries",
-            "Entries that the flow table of an IP family has room for",
+            "Entries that the flow table of a protocol has room for, in each IP family",
             flow_limit,
         );
         registry.register(
             "flow_table_removals",
-            "Entries that left the flow table, by IP family and cause. The kernel reports no evictions, so the agent \
+            "Entries that left the flow tables, by IP family and cause. The kernel reports no evictions, so the agent \
              computes their number at each sweep from the numbers of new, removed and remaining entries",
             flow_removals,
         );

@@ -42,10 +42,10 @@ fn encode_samples() -> String {
     metrics.observe_pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
     metrics.count_patch(PatchOutcome::TimedOut, Duration::from_secs(10));
     metrics.observe_publication(Duration::from_millis(3));
-    metrics.set_flow_limit(131_072);
+    metrics.set_flow_limit(Protocol::Tcp, 131_072);
     metrics.count_removed_flows(Family::V6, RemovalCause::Evicted, 128);
     metrics.set_table_fill(SweptTable::SocketReverseNat, Family::V4, 5, 16_384);
-    metrics.set_flows(Family::V6, 17);
+    metrics.set_flows(Family::V6, Protocol::Udp, 17);
     metrics.count_event(EventOutcome::Repeated);
     metrics.count_watch_failure(WatchedResource::Services, FailureKind::Forbidden);
     metrics.set_mappings(Family::V4, 2);
@@ -75,8 +75,8 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         "npl_annotation_patch_seconds_sum 10.0",
         "npl_publication_seconds_sum 0.003",
         "npl_publication_seconds_count 1",
-        r#"npl_flow_table_entries{family="IPv6"} 17"#,
-        "npl_flow_table_max_entries 131072",
+        r#"npl_flow_table_entries{family="IPv6",protocol="udp"} 17"#,
+        r#"npl_flow_table_max_entries{protocol="tcp"} 131072"#,
         r#"npl_flow_table_removals_total{family="IPv6",cause="evicted"} 128"#,
         r#"npl_table_entries{table="socket_reverse_nat",family="IPv4"} 5"#,
         r#"npl_table_max_entries{table="socket_reverse_nat",family="IPv4"} 16384"#,

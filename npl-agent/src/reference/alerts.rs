@@ -111,7 +111,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: "npl_flow_table_entries / ignoring(family) group_left npl_flow_table_max_entries > 0.9",
         wait: "5m",
         severity: "warning",
-        summary: "The flow table of {{ $labels.instance }} is {{ $value | humanizePercentage }} full ({{ $labels.family }}): if it becomes full, idle connections are evicted.",
+        summary: "The {{ $labels.protocol }} flow table of {{ $labels.instance }} is {{ $value | humanizePercentage }} full ({{ $labels.family }}): if the table becomes full, its idle flows are evicted.",
     },
     Alert {
         name: "NPLPacketsDropped",

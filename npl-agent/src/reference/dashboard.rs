@@ -156,11 +156,11 @@ const ROWS: [(&str, &[Panel]); 5] = [
             },
             Panel {
                 title: "Fullest flow table",
-                about: "If the flow table of a Node is full, the connections that have been idle longest are evicted.",
+                about: "If a flow table of a Node is full, the flows of this table that have been idle longest are evicted.",
                 unit: "percentunit",
                 queries: &[(
-                    r#"max by (family) (npl_flow_table_entries{instance=~"$instance"} / ignoring(family) group_left npl_flow_table_max_entries{instance=~"$instance"})"#,
-                    "{{family}}",
+                    r#"max by (family, protocol) (npl_flow_table_entries{instance=~"$instance"} / ignoring(family) group_left npl_flow_table_max_entries{instance=~"$instance"})"#,
+                    "{{family}} {{protocol}}",
                 )],
             },
         ],

@@ -13,7 +13,7 @@ use aya_ebpf::{
 use npl_common::{
     config::{Config, MAX_XDP_DEVICES},
     crc,
-    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
+    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS, MAX_SCTP_FLOWS, MAX_UDP_FLOWS},
     fragment,
     fragment_buffer::{self, SavedFrame},
     half_open, host_connection,
@@ -58,10 +58,18 @@ pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v4")]
 pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// The flow table: conntrack entries of established flows. The kernel programs write the entries; the agent removes
-/// expired entries.
+/// The flow table of TCP: conntrack entries of established connections. The kernel programs write the entries; the agent
+/// removes expired entries.
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
+
+/// The flow table of UDP.
+#[btf_map(name = "npl_udpflow_v4")]
+pub static UDP_FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_UDP_FLOWS as usize }> = LruHashMap::new();
+
+/// The flow table of SCTP.
+#[btf_map(name = "npl_sctpflow_v4")]
+pub static SCTP_FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_SCTP_FLOWS as usize }> = LruHashMap::new();
 
 /// The half-open cache: conntrack entries of half-open flows, and copies of the entries of established flows. The
 /// kernel programs write the entries; the agent, which maps the array into its memory, clears timed-out entries.
@@ -128,10 +136,18 @@ pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v6")]
 pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// The flow table: conntrack entries of established flows. The kernel programs write the entries; the agent removes
-/// expired entries.
+/// The flow table of TCP: conntrack entries of established connections. The kernel programs write the entries; the agent
+/// removes expired entries.
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
+
+/// The flow table of UDP.
+#[btf_map(name = "npl_udpflow_v6")]
+pub static UDP_FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_UDP_FLOWS as usize }> = LruHashMap::new();
+
+/// The flow table of SCTP.
+#[btf_map(name = "npl_sctpflow_v6")]
+pub static SCTP_FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_SCTP_FLOWS as usize }> = LruHashMap::new();
 
 /// The half-open cache: conntrack entries of half-open flows, and copies of the entries of established flows. The
 /// kernel programs write the entries; the agent, which maps the array into its memory, clears timed-out entries.

@@ -113,13 +113,15 @@ const CASES: [Case; 19] = [
     Case {
         alert: "NPLFlowTableNearlyFull",
         fires: &[
-            (r#"npl_flow_table_entries{family="IPv4"}"#, "120000x20"),
-            ("npl_flow_table_max_entries", "131072x20"),
+            (r#"npl_flow_table_entries{family="IPv4",protocol="udp"}"#, "60000x20"),
+            (r#"npl_flow_table_max_entries{protocol="tcp"}"#, "131072x20"),
+            (r#"npl_flow_table_max_entries{protocol="udp"}"#, "65536x20"),
         ],
         quiet: &[
-            (r#"npl_flow_table_entries{family="IPv4"}"#, "100000x20"),
-            (r#"npl_flow_table_entries{family="IPv6"}"#, "100000x20"),
-            ("npl_flow_table_max_entries", "131072x20"),
+            (r#"npl_flow_table_entries{family="IPv4",protocol="tcp"}"#, "100000x20"),
+            (r#"npl_flow_table_entries{family="IPv6",protocol="tcp"}"#, "100000x20"),
+            (r#"npl_flow_table_max_entries{protocol="tcp"}"#, "131072x20"),
+            (r#"npl_flow_table_max_entries{protocol="udp"}"#, "65536x20"),
         ],
     },
     Case {

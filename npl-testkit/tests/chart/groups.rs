@@ -59,7 +59,7 @@ fn the_agents_of_a_group_have_its_options_and_otherwise_those_of_the_chart() {
     let size = |daemon_set| part(daemon_set, pod!("/spec/initContainers/0/env/1/value"));
     assert_eq!([DEFAULT, EDGE, LARGE].map(size), ["8192", "8192", "1000000"]);
     let memory = |daemon_set| part(daemon_set, pod!("/spec/containers/0/resources/limits/memory"));
-    assert_eq!([DEFAULT, EDGE, LARGE].map(memory), ["384Mi", "1Gi", "384Mi"]);
+    assert_eq!([DEFAULT, EDGE, LARGE].map(memory), ["480Mi", "1Gi", "480Mi"]);
     let cpu = |daemon_set| part(daemon_set, pod!("/spec/containers/0/resources/requests/cpu"));
     assert_eq!([DEFAULT, EDGE, LARGE].map(cpu), ["20m"; 3]);
 }

@@ -54,7 +54,8 @@ pub(crate) struct FlowEntry {
 
 /// The flow table, the half-open cache, the fragment tracking records and the host connection records of one family.
 struct FlowMaps<K, V> {
-    flows: HashMap<MapData, K, V>,
+    /// The flow tables, in the order of [`Protocol::ALL`].
+    flows: [HashMap<MapData, K, V>; 3],
     slots: Array<MapData, u64>,
     fragments: Array<MapData, u64>,
     host_connections: Array<MapData, u64>,
@@ -135,18 +136,28 @@ pub(crate) fn parsed(ranges: &str) -> BTreeSet<SourceRange> {
     AllowList::read(ranges).sources.ranges().collect()
 }
 
+/// The names of the flow tables for IPv4, in the order of [`Protocol::ALL`].
+pub(crate) const FLOW_TABLES_V4: [&str; 3] = [names::MAP_FLOW_V4, names::MAP_UDP_FLOW_V4, names::MAP_SCTP_FLOW_V4];
+/// The names of the flow tables for IPv6, in the order of [`Protocol::ALL`].
+const FLOW_TABLES_V6: [&str; 3] = [names::MAP_FLOW_V6, names::MAP_UDP_FLOW_V6, names::MAP_SCTP_FLOW_V6];
+
+/// The position of a protocol's flow table in [`FLOW_TABLES_V4`] and [`FLOW_TABLES_V6`].
+fn table_of(protocol: Protocol) -> usize {
+    Protocol::ALL.into_iter().position(|other| other == protocol).unwrap()
+}
+
 impl Lab {
     fn open() -> Self {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
         let v4 = FlowMaps {
-            flows: open(names::MAP_FLOW_V4),
+            flows: FLOW_TABLES_V4.map(open),
             slots: open(names::MAP_HALF_OPEN_V4),
             fragments: open(names::MAP_FRAGMENT_V4),
             host_connections: open(names::MAP_HOST_CONNECTION_V4),
         };
         let v6 = FlowMaps {
-            flows: open(names::MAP_FLOW_V6),
+            flows: FLOW_TABLES_V6.map(open),
             slots: open(names::MAP_HALF_OPEN_V6),
             fragments: open(names::MAP_FRAGMENT_V6),
             host_connections: open(names::MAP_HOST_CONNECTION_V6),
@@ -245,13 +256,17 @@ impl Lab {
     /// maps with the same key and value, which reject an insertion when they are full.
     pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
-        for name in [names::MAP_FLOW_V4, names::MAP_FLOW_V6] {
+        for name in [FLOW_TABLES_V4, FLOW_TABLES_V6].concat() {
             std::fs::remove_file(pins.map(name)).unwrap();
         }
-        HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V4)).unwrap();
-        HashMap::<MapData, FlowKeyV6, FlowV6>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V6)).unwrap();
-        (self.v4.flows, self.v6.flows) = (open(names::MAP_FLOW_V4), open(names::MAP_FLOW_V6));
-        // The one element of the table has a key that no test uses.
+        for name in FLOW_TABLES_V4 {
+            HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(pins.map(name)).unwrap();
+        }
+        for name in FLOW_TABLES_V6 {
+            HashMap::<MapData, FlowKeyV6, FlowV6>::create(1, 0).unwrap().pin(pins.map(name)).unwrap();
+        }
+        (self.v4.flows, self.v6.flows) = (FLOW_TABLES_V4.map(open), FLOW_TABLES_V6.map(open));
+        // The one element of each table has a key that no test uses.
         let state = FlowState {
             last_seen_ns: 0,
             generation: 0,
@@ -262,9 +277,13 @@ impl Lab {
             pod_tcp_flags: 0,
         };
         let key = FlowKeyV4 { client_addr: [0; 4], pod_addr: [0; 4], client_port: 0, pod_port: 0, protocol: 0 };
-        self.v4.flows.insert(key, FlowV4 { state, node_addr: [0; 4], pad: 0 }, 0).unwrap();
+        for table in &mut self.v4.flows {
+            table.insert(key, FlowV4 { state, node_addr: [0; 4], pad: 0 }, 0).unwrap();
+        }
         let key = FlowKeyV6 { client_addr: [0; 16], pod_addr: [0; 16], client_port: 0, pod_port: 0, protocol: 0 };
-        self.v6.flows.insert(key, FlowV6 { state, node_addr: [0; 16] }, 0).unwrap();
+        for table in &mut self.v6.flows {
+            table.insert(key, FlowV6 { state, node_addr: [0; 16] }, 0).unwrap();
+        }
         let mut loader = EbpfLoader::new();
         for name in names::PINNED_MAPS {
             loader.map_pin_path(name, pins.map(name));
@@ -279,18 +298,24 @@ impl Lab {
 
     /// Returns the flow's entry in the flow table.
     pub(crate) fn flow(&self, id: FlowId) -> Option<FlowEntry> {
+        let table = table_of(id.protocol);
         match id.key() {
-            FlowKey::V4(key) => self.v4.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
-            FlowKey::V6(key) => self.v6.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
+            FlowKey::V4(key) => {
+                self.v4.flows[table].get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state))
+            }
+            FlowKey::V6(key) => {
+                self.v6.flows[table].get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state))
+            }
         }
     }
 
     /// Removes a flow's entry from the flow table, as the kernel evicts the least recently used entry of a full
     /// table.
     pub(crate) fn evict(&mut self, id: FlowId) {
+        let table = table_of(id.protocol);
         match id.key() {
-            FlowKey::V4(key) => self.v4.flows.remove(&key).unwrap(),
-            FlowKey::V6(key) => self.v6.flows.remove(&key).unwrap(),
+            FlowKey::V4(key) => self.v4.flows[table].remove(&key).unwrap(),
+            FlowKey::V6(key) => self.v6.flows[table].remove(&key).unwrap(),
         }
     }
 

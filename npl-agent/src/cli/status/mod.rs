@@ -20,7 +20,7 @@ use self::{
 use super::{print, print_json, report_error};
 use crate::{
     config::args::{OutputFormat, StatusArgs, ViewArgs},
-    core::verdict::HealthVerdict,
+    core::{model::Family, verdict::HealthVerdict},
     datapath::{Pins, Tables, inspect::Inspection, preflight},
     local, netlink, nft_guard,
     process::{error_chain::ErrorChain, lock},
@@ -75,15 +75,14 @@ async fn read(view: &ViewArgs, runtime_dir: &Path, interval: Duration) -> anyhow
     };
     let agent = local::ask(runtime_dir).await.map_err(|error| ErrorChain(&error).to_string());
     let (inspection, devices) = (Inspection::read(bpffs)?, netlink::interfaces().await?);
-    let (flows, flow_capacities) = match &tables {
-        Some(tables) => (tables.flow_counts()?, tables.flow_capacities()),
-        None => ([0; 2], [0; 2]),
+    let flow_tables = match &tables {
+        Some(tables) => Some([tables.flow_tables(Family::V4)?, tables.flow_tables(Family::V6)?]),
+        None => None,
     };
     let network = NetworkView::read(bpffs, &inspection, &devices).await;
     Ok(Status::new(Readings {
         inspection: &inspection,
-        flows,
-        flow_capacities,
+        flow_tables,
         network,
         agent_running: is_agent_running,
         agent: agent.as_ref().map_err(String::as_str),

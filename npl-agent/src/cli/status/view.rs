@@ -10,8 +10,8 @@ use std::{
 use npl_common::{
     mapping::{MAX_LOCAL_ADDRESSES, MAX_MAPPINGS, MAX_SOURCE_RANGES},
     names::{
-        MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4,
-        MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6,
+        MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6,
+        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6,
     },
     next_hop::MAX_NEXT_HOPS,
 };
@@ -25,7 +25,7 @@ use crate::{
         verdict::{HealthFacts, HealthFinding, HealthVerdict, TableFill, findings},
         view::{AgentView, PortState, PortUsageView, RefusalView, WatchView},
     },
-    datapath::{inspect::Inspection, pins::Direction, preflight},
+    datapath::{FlowTableFill, inspect::Inspection, pins::Direction, preflight},
     nft_guard::TableState,
 };
 
@@ -163,10 +163,8 @@ pub(super) struct UnsupportedDevice {
 /// The facts from which the output of `status` is computed.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
-    /// The numbers of NPL's established conntrack entries for IPv4 and for IPv6.
-    pub(super) flows: [usize; 2],
-    /// The capacities, in flows, of NPL's flow tables for IPv4 and for IPv6.
-    pub(super) flow_capacities: [usize; 2],
+    /// The fills of NPL's flow tables for IPv4 and for IPv6; `None` if NPL's maps do not exist.
+    pub(super) flow_tables: Option<[[FlowTableFill; 3]; 2]>,
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock that prevents a second agent.
     pub(super) agent_running: bool,
@@ -179,9 +177,9 @@ pub(super) struct Readings<'a> {
 impl Status {
     /// Computes the output of `npl-agent status` from these readings.
     pub(super) fn new(readings: Readings<'_>) -> Self {
-        let Readings { inspection, flows, flow_capacities, network, agent_running, agent, devices, held, sample } =
-            readings;
-        let tables = table_fills(inspection, flows, flow_capacities);
+        let Readings { inspection, flow_tables, network, agent_running, agent, devices, held, sample } = readings;
+        let tables = table_fills(inspection, flow_tables);
+        let flows = flow_tables.into_iter().flatten().flatten().map(|table| table.used).sum();
         let attached_uplinks = inspection.links.values().filter(|sides| sides.contains(&Direction::Egress)).count();
         let recent_reasons = sample.as_ref().map(|sample| sample.reasons.as_slice()).unwrap_or_default();
         let findings = findings(&HealthFacts {
@@ -238,7 +236,7 @@ impl Status {
             node_ports: agent.map(node_port_counts),
             port_usage: agent.map(|agent| agent.port_usage.clone()).unwrap_or_default(),
             tables,
-            flows: flows.iter().sum(),
+            flows,
             guard_refusal,
             guarded_endpoints: held.guarded,
             connection_marks: held.markings.iter().map(marked).collect(),
@@ -286,21 +284,29 @@ fn node_port_counts(agent: &AgentView) -> NodePortCounts {
 
 /// Returns the number of entries and the capacity of the maps of mappings, allowed sources, flows, node addresses and
 /// next hops.
-fn table_fills(inspection: &Inspection, flows: [usize; 2], flow_capacities: [usize; 2]) -> Vec<TableFill> {
+fn table_fills(inspection: &Inspection, flow_tables: Option<[[FlowTableFill; 3]; 2]>) -> Vec<TableFill> {
     let fill = |map, used, capacity: u32| TableFill { map, used, capacity: capacity as usize, evicts: false };
-    let of_family = |family: Family, [mapping, allow, flow, address, next_hop]: [&'static str; 5], (used, capacity)| {
+    let of_family = |family: Family, [mapping, allow, address, next_hop]: [&'static str; 4], index: usize| {
         let mappings = || inspection.mappings.iter().filter(move |record| record.frontend.family == family);
         let is_here = |ip: &&IpAddr| Family::of(**ip) == family;
-        [
+        let mut fills = vec![
             fill(mapping, mappings().count(), MAX_MAPPINGS),
             fill(allow, mappings().map(|record| record.sources.ranges().count()).sum(), MAX_SOURCE_RANGES),
-            TableFill { map: flow, used, capacity, evicts: true },
+        ];
+        let flows = flow_tables.into_iter().flat_map(|tables| tables[index]);
+        fills.extend(flows.map(|FlowTableFill { map, used, capacity }| TableFill {
+            map,
+            used,
+            capacity,
+            evicts: true,
+        }));
+        fills.extend([
             fill(address, inspection.local_addresses.iter().filter(is_here).count(), MAX_LOCAL_ADDRESSES),
             fill(next_hop, inspection.redirected.keys().filter(is_here).count(), MAX_NEXT_HOPS),
-        ]
+        ]);
+        fills
     };
-    let [v4, v6] = [(flows[0], flow_capacities[0]), (flows[1], flow_capacities[1])];
-    let names_v4 = [MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_FLOW_V4, MAP_NODE_ADDRESS_V4, MAP_NEXT_HOP_V4];
-    let names_v6 = [MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_FLOW_V6, MAP_NODE_ADDRESS_V6, MAP_NEXT_HOP_V6];
-    [of_family(Family::V4, names_v4, v4), of_family(Family::V6, names_v6, v6)].concat()
+    let names_v4 = [MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_NODE_ADDRESS_V4, MAP_NEXT_HOP_V4];
+    let names_v6 = [MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_NODE_ADDRESS_V6, MAP_NEXT_HOP_V6];
+    [of_family(Family::V4, names_v4, 0), of_family(Family::V6, names_v6, 1)].concat()
 }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An estimate of how many conntrack entries the kernel evicted from a full flow table. The kernel does not report
+//! An estimate of how many conntrack entries the kernel evicted from the full flow tables of an IP family. The kernel does not report
 //! evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first sweep, plus
 //! the new entries, minus the entries that were removed with their mappings, minus the entries that the second sweep
 //! finds.
 
-/// The numbers that one sweep of a flow table yields.
+/// The numbers that one sweep of the flow tables of an IP family yields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sweep {
-    /// The number of entries that the sweep found in the flow table.
+    /// The number of entries that the sweep found in the flow tables.
     pub found: usize,
+    /// The number of entries for which the fullest of the flow tables had room.
+    pub room: usize,
     /// The number of entries that the sweep then removed.
     pub expired: usize,
     /// The number of flows that the programs have established so far.
@@ -17,7 +19,7 @@ pub struct Sweep {
     pub purged: u64,
 }
 
-/// The state of the estimate for one flow table.
+/// The state of the estimate for the flow tables of one IP family.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EvictionEstimate {
     last: Option<Sweep>,
@@ -27,16 +29,15 @@ pub struct EvictionEstimate {
 }
 
 impl EvictionEstimate {
-    /// Returns how many entries were evicted since the previous sweep from a table with room for `capacity` flows.
+    /// Returns how many entries were evicted since the previous sweep.
     ///
-    /// The result is zero if the table was not full. The programs also remove entries, for example entries of flows
-    /// that lost a tuple conflict. If entries are missing from a table that was not full, the programs have removed all
-    /// of them.
-    pub fn observe(&mut self, sweep: Sweep, capacity: usize) -> u64 {
+    /// The result is zero if no table was full. The programs also remove entries, for example entries of flows that
+    /// lost a tuple conflict. If entries are missing although no table was full, the programs have removed all of them.
+    pub fn observe(&mut self, sweep: Sweep) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
-        let (found, capacity) = (sweep.found as u64, capacity as u64);
+        let found = sweep.found as u64;
         let purged = sweep.purged.saturating_sub(last.purged);
-        if found + purged < capacity {
+        if purged < sweep.room as u64 {
             self.excess = 0;
             return 0;
         }
@@ -57,34 +58,34 @@ mod tests {
     const CAPACITY: usize = 100;
 
     fn sweep(found: usize, expired: usize, established: u64, purged: u64) -> Sweep {
-        Sweep { found, expired, established, purged }
+        Sweep { found, room: CAPACITY.saturating_sub(found), expired, established, purged }
     }
 
     #[test]
     fn entries_that_are_missing_from_a_full_table_were_evicted() {
         let mut estimate = EvictionEstimate::default();
-        assert_eq!(estimate.observe(sweep(90, 10, 1000, 5), CAPACITY), 0, "an estimate needs two sweeps");
+        assert_eq!(estimate.observe(sweep(90, 10, 1000, 5)), 0, "an estimate needs two sweeps");
         // 80 entries were left, 50 were added, and 10 were removed with a mapping: 120 entries are expected, but 20 of
         // them are missing.
-        assert_eq!(estimate.observe(sweep(100, 0, 1050, 15), CAPACITY), 20);
-        assert_eq!(estimate.observe(sweep(100, 30, 1050, 15), CAPACITY), 0);
-        assert_eq!(estimate.observe(sweep(100, 0, 1080, 15), CAPACITY), 0, "expired entries were not evicted");
+        assert_eq!(estimate.observe(sweep(100, 0, 1050, 15)), 20);
+        assert_eq!(estimate.observe(sweep(100, 30, 1050, 15)), 0);
+        assert_eq!(estimate.observe(sweep(100, 0, 1080, 15)), 0, "expired entries were not evicted");
     }
 
     #[test]
     fn a_table_that_is_not_full_evicts_no_entry() {
         let mut estimate = EvictionEstimate::default();
-        estimate.observe(sweep(90, 0, 90, 0), CAPACITY);
-        assert_eq!(estimate.observe(sweep(70, 0, 95, 0), CAPACITY), 0, "the programs removed entries");
+        estimate.observe(sweep(90, 0, 90, 0));
+        assert_eq!(estimate.observe(sweep(70, 0, 95, 0)), 0, "the programs removed entries");
     }
 
     #[test]
     fn an_entry_of_a_packet_during_the_sweep_is_not_counted_twice() {
         let mut estimate = EvictionEstimate::default();
-        estimate.observe(sweep(100, 0, 100, 0), CAPACITY);
+        estimate.observe(sweep(100, 0, 100, 0));
         // The sweep found five entries that were added after the counter had been read.
-        assert_eq!(estimate.observe(sweep(105, 0, 100, 0), CAPACITY), 0);
-        assert_eq!(estimate.observe(sweep(100, 0, 110, 0), CAPACITY), 10);
+        assert_eq!(estimate.observe(sweep(105, 0, 100, 0)), 0);
+        assert_eq!(estimate.observe(sweep(100, 0, 110, 0)), 10);
     }
 
     proptest! {
@@ -94,7 +95,7 @@ mod tests {
             rounds in prop::collection::vec((CAPACITY..3 * CAPACITY, 0..CAPACITY, 0..10_usize), 1..50),
         ) {
             let (mut estimate, mut entries, mut established, mut purged) = (EvictionEstimate::default(), CAPACITY, 0, 0);
-            estimate.observe(sweep(entries, 0, established, purged), CAPACITY);
+            estimate.observe(sweep(entries, 0, established, purged));
             let (mut counted, mut evicted) = (0, 0);
             for (new, expired, removed) in rounds {
                 let removed = removed.min(entries);
@@ -103,7 +104,7 @@ mod tests {
                 purged += removed as u64;
                 evicted += entries.saturating_sub(CAPACITY) as u64;
                 entries = entries.min(CAPACITY);
-                counted += estimate.observe(sweep(entries, expired, established, purged), CAPACITY);
+                counted += estimate.observe(sweep(entries, expired, established, purged));
                 entries -= expired;
             }
             prop_assert_eq!(counted, evicted);

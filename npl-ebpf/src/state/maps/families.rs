@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Implements the traits of [`super`] for IPv4 and IPv6.
 
-use core::mem::{offset_of, transmute};
+use core::{
+    mem::{offset_of, transmute},
+    ptr::null_mut,
+};
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use npl_common::{
     config::Config,
     flow::FlowState,
     lookup_cache::CachedReply,
-    mapping::{Endpoint, Frontend},
+    mapping::{Endpoint, Frontend, protocol},
     next_hop::PodNextHop,
     offload::StackSeen,
 };
@@ -19,6 +22,10 @@ use crate::{
     net::{V4, V6, family::SocketAddr},
     state::tuple::{Backend, FlowTuple, SocketFlow},
 };
+
+/// Protocol numbers in keys of the flow tables.
+const TCP: u32 = protocol::TCP as u32;
+const UDP: u32 = protocol::UDP as u32;
 
 /// The allow-list key of one source address. This type is used in place of [`Key`], because [`Key`] is packed, so the
 /// compiler would write a [`Key`] byte by byte.
@@ -58,8 +65,8 @@ mod v4 {
         ALLOW_V4 as ALLOW, ENDPOINT_V4 as ENDPOINT, FLOW_V4 as FLOW, FRAGMENT_V4 as FRAGMENT,
         HALF_OPEN_V4 as HALF_OPEN, HOST_CONNECTION_V4 as HOST_CONNECTION, LOOKUP_CACHE_V4 as LOOKUP_CACHE,
         MAPPING_V4 as MAPPING, NEXT_HOP_V4 as NEXT_HOP, NODE_ADDRESS_INDEX_V4 as NODE_ADDRESS_INDEX,
-        NODE_ADDRESS_V4 as NODE_ADDRESS, REPLY_CACHE_V4 as REPLY_CACHE, SOCKET_RNAT_V4 as SOCKET_RNAT,
-        STACK_SEEN_V4 as STACK_SEEN, UNMAPPED_V4 as UNMAPPED,
+        NODE_ADDRESS_V4 as NODE_ADDRESS, REPLY_CACHE_V4 as REPLY_CACHE, SCTP_FLOW_V4 as SCTP_FLOW,
+        SOCKET_RNAT_V4 as SOCKET_RNAT, STACK_SEEN_V4 as STACK_SEEN, UDP_FLOW_V4 as UDP_FLOW, UNMAPPED_V4 as UNMAPPED,
     };
 
     pub(super) type Addr = u32;
@@ -97,8 +104,8 @@ mod v6 {
         ALLOW_V6 as ALLOW, ENDPOINT_V6 as ENDPOINT, FLOW_V6 as FLOW, FRAGMENT_V6 as FRAGMENT,
         HALF_OPEN_V6 as HALF_OPEN, HOST_CONNECTION_V6 as HOST_CONNECTION, LOOKUP_CACHE_V6 as LOOKUP_CACHE,
         MAPPING_V6 as MAPPING, NEXT_HOP_V6 as NEXT_HOP, NODE_ADDRESS_INDEX_V6 as NODE_ADDRESS_INDEX,
-        NODE_ADDRESS_V6 as NODE_ADDRESS, REPLY_CACHE_V6 as REPLY_CACHE, SOCKET_RNAT_V6 as SOCKET_RNAT,
-        STACK_SEEN_V6 as STACK_SEEN, UNMAPPED_V6 as UNMAPPED,
+        NODE_ADDRESS_V6 as NODE_ADDRESS, REPLY_CACHE_V6 as REPLY_CACHE, SCTP_FLOW_V6 as SCTP_FLOW,
+        SOCKET_RNAT_V6 as SOCKET_RNAT, STACK_SEEN_V6 as STACK_SEEN, UDP_FLOW_V6 as UDP_FLOW, UNMAPPED_V6 as UNMAPPED,
     };
 
     pub(super) type Addr = [u32; 4];
@@ -251,7 +258,18 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn flow_entry(key: &$of::FlowKey) -> Option<*mut $of::FlowEntry> {
-                $of::FLOW.get_ptr_mut(key)
+                // The callers have no free stack space, so the look-up is not inlined.
+                #[inline(never)]
+                fn find(key: &$of::FlowKey) -> *mut $of::FlowEntry {
+                    let entry = match key.protocol {
+                        TCP => $of::FLOW.get_ptr_mut(key),
+                        UDP => $of::UDP_FLOW.get_ptr_mut(key),
+                        _ => $of::SCTP_FLOW.get_ptr_mut(key),
+                    };
+                    entry.unwrap_or(null_mut())
+                }
+                let entry = find(key);
+                if entry.is_null() { None } else { Some(entry) }
             }
 
             #[inline(always)]
@@ -266,14 +284,24 @@ macro_rules! family_maps {
                 $of::addr(&unsafe { (&raw const (*entry).node_addr).read() })
             }
 
-            #[inline(always)]
+            #[inline(never)]
             fn insert_flow(key: &$of::FlowKey, entry: &$of::FlowEntry) -> Option<()> {
-                $of::FLOW.insert(key, entry, 0).ok()
+                match key.protocol {
+                    TCP => $of::FLOW.insert(key, entry, 0),
+                    UDP => $of::UDP_FLOW.insert(key, entry, 0),
+                    _ => $of::SCTP_FLOW.insert(key, entry, 0),
+                }
+                .ok()
             }
 
-            #[inline(always)]
+            #[inline(never)]
             fn remove_flow(key: &$of::FlowKey) -> Option<()> {
-                $of::FLOW.remove(key).ok()
+                match key.protocol {
+                    TCP => $of::FLOW.remove(key),
+                    UDP => $of::UDP_FLOW.remove(key),
+                    _ => $of::SCTP_FLOW.remove(key),
+                }
+                .ok()
             }
         }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use aya::maps::MapData;
 use aya::util::{KernelVersion, nr_cpus};
 use nix::unistd::{SysconfVar, sysconf};
+use npl_agent::core::model::Family;
 use npl_agent::core::sizes::{MaxFlows, memory_of};
 use npl_agent::datapath::{Datapath, Pins};
 use npl_common::catalog::{MAPS, MapKind};
@@ -31,7 +32,10 @@ fn another_number_of_flows_takes_effect_and_keeps_the_entries() {
     let path = world.bpffs.path().to_owned();
     let open = |flows| world.node().run(|| Datapath::open_sized(&path, MaxFlows::Flows(flows))).unwrap().unwrap();
     let mut next = open(FLOWS);
-    assert_eq!(next.tables.flow_capacities(), [FLOWS as usize; 2]);
+    let flows = FLOWS as usize;
+    for family in Family::ALL {
+        assert_eq!(next.tables.flow_capacities(family), [flows, flows / 2, flows / 16]);
+    }
     assert_eq!((next.tables.flow_count().unwrap(), next.mappings().unwrap()), (before, mappings));
     world.attach(&mut next);
     assert_eq!(next.retire_predecessors().unwrap(), [0_u32; 0]);

@@ -10,10 +10,10 @@ use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
 use npl_agent::agent::sweeper::Sweeper;
 use npl_agent::core::model::{Family, Protocol};
-use npl_agent::datapath::SweptFlows;
+use npl_agent::datapath::{FlowTableFill, SweptFlows};
 use npl_agent::metrics::{Counts, DatapathCounters, Format, Metrics};
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
-use npl_common::names::MAP_FLOW_V4;
+use npl_common::names::{MAP_FLOW_V4, MAP_UDP_FLOW_V4};
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
@@ -21,11 +21,12 @@ use npl_testkit::poll;
 
 use super::scene::{
     NODE_PORT, Tcp, Udp, client, establish, establishes, family, flow, from, is_reply_translated, node, pod, tcp, udp,
-    with_family, with_mappings,
+    with_family, with_mappings, with_mappings_of,
 };
+use super::sctp_flows;
 use crate::bpffs_pool::BPFFS;
 use crate::counters::reason;
-use crate::lab::{Lab, open};
+use crate::lab::{FLOW_TABLES_V4, Lab, open};
 
 struct NoCounters;
 
@@ -193,16 +194,16 @@ fn clients_next_packet_establishes_an_expired_flow_again() {
     });
 }
 
-/// If the table is crowded, UDP flows get a shorter timeout. Otherwise, the table would become full and evict idle TCP
-/// connections first, because clients refresh UDP flows continuously.
+/// If UDP's table is crowded, UDP flows get a shorter timeout. Otherwise, the table would become full and evict idle
+/// flows that may still have traffic.
 #[test]
 fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     with_family(Family::V4, |lab| {
-        let mut flows = open(MAP_FLOW_V4);
-        insert(&mut flows, Tcp, 0, [ACK, ACK]);
-        let [capacity, _] = lab.datapath.tables.flow_capacities();
+        insert(&mut open(MAP_FLOW_V4), Tcp, 0, [ACK, ACK]);
+        let mut flows = open(MAP_UDP_FLOW_V4);
+        let [_, capacity, _] = lab.datapath.tables.flow_capacities(Family::V4);
         let half = u32::try_from(capacity / 2).unwrap();
-        for client in 1..half {
+        for client in 0..half {
             insert(&mut flows, Udp, client, [0, 0]);
         }
         let mut left = BTreeMap::new();
@@ -213,8 +214,8 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
         assert_eq!(swept(AFTER_CLOSED), 0, "the table is not crowded");
         insert(&mut flows, Udp, half, [0, 0]);
         assert_eq!(swept(BEFORE_CLOSED), 0, "a reply may still arrive");
-        assert_eq!(swept(AFTER_CLOSED), capacity / 2);
-        assert_eq!(left, BTreeMap::from([(Family::V4, 1), (Family::V6, 0)]));
+        assert_eq!(swept(AFTER_CLOSED), capacity / 2 + 1);
+        assert_eq!(left, BTreeMap::from([(Family::V4, [1, 0, 0]), (Family::V6, [0; 3])]));
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "only the TCP connection must be left");
     });
 }
@@ -225,19 +226,56 @@ fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
 #[test]
 fn the_stated_number_of_flows_is_available_without_evictions() {
     with_family(Family::V4, |lab| {
-        let [capacity, _] = lab.datapath.tables.flow_capacities();
-        let threads = aya::util::nr_cpus().unwrap();
-        std::thread::scope(|scope| {
-            for thread in 0..threads {
-                scope.spawn(move || {
-                    let mut flows = open(MAP_FLOW_V4);
-                    for client in (thread..capacity).step_by(threads) {
-                        insert(&mut flows, Tcp, client.try_into().unwrap(), [ACK, ACK]);
-                    }
-                });
+        let capacities = lab.datapath.tables.flow_capacities(Family::V4);
+        for (index, protocol) in Protocol::ALL.into_iter().enumerate() {
+            let (name, capacity) = (FLOW_TABLES_V4[index], capacities[index]);
+            let threads = aya::util::nr_cpus().unwrap();
+            std::thread::scope(|scope| {
+                for thread in 0..threads {
+                    scope.spawn(move || {
+                        let mut flows = open(name);
+                        for client in (thread..capacity).step_by(threads) {
+                            insert(&mut flows, protocol, client.try_into().unwrap(), [ACK, ACK]);
+                        }
+                    });
+                }
+            });
+            let fill = lab.datapath.tables.flow_tables(Family::V4).unwrap()[index];
+            assert_eq!(fill, FlowTableFill { map: name, used: capacity, capacity });
+        }
+    });
+}
+
+/// A flood of one protocol, such as forged datagrams to a Pod that answers them, may fill the table of this protocol, but
+/// evicts no flow of another protocol.
+#[test]
+fn full_flow_table_of_one_protocol_evicts_no_flows_of_others() {
+    /// The first number of a client of the flood; no number from here on is the client of `scene`.
+    const FLOOD: u32 = 16 << 16;
+    with_mappings_of(Family::V4, |lab| {
+        establish(lab);
+        for _packet in 0..2 {
+            lab.ingress(&udp(client(), node(), b"question"));
+            lab.egress(&udp(pod(), client(), b"answer"));
+        }
+        sctp_flows::establish(lab);
+        let is_kept = |lab: &Lab| Protocol::ALL.map(|protocol| lab.flow(flow(protocol)).is_some());
+        assert_eq!(is_kept(lab), [true; 3]);
+        for (flooded, protocol) in Protocol::ALL.into_iter().enumerate() {
+            let mut flows = open(FLOW_TABLES_V4[flooded]);
+            let capacity = lab.datapath.tables.flow_capacities(Family::V4)[flooded];
+            for client in FLOOD..FLOOD + u32::try_from(capacity * 2).unwrap() {
+                insert(&mut flows, protocol, client, [0, 0]);
             }
-        });
-        assert_eq!(lab.datapath.tables.flow_count().unwrap(), capacity);
+            assert_eq!(
+                lab.flow(flow(protocol)),
+                None,
+                "the flood of {protocol} must evict the oldest flow of {protocol}"
+            );
+            for (other, kept) in is_kept(lab).into_iter().enumerate() {
+                assert_eq!(kept, other > flooded, "{protocol} and {}", Protocol::ALL[other]);
+            }
+        }
     });
 }
 
@@ -262,7 +300,7 @@ fn sweeper_thread_removes_ended_flows() {
         poll::until("the removal of ended connections", SWEEP_LIMIT, is_swept).unwrap();
         let has_gauge = || {
             let text = metrics.encode(Format::Plain).unwrap();
-            text.contains("npl_flow_table_entries{family=\"IPv4\"} 0\n").then_some(())
+            text.contains("npl_flow_table_entries{family=\"IPv4\",protocol=\"tcp\"} 0\n").then_some(())
         };
         poll::until("the number of entries", SWEEP_LIMIT, has_gauge).unwrap();
     });
