@@ -16,8 +16,11 @@ pub(super) fn body() -> String {
     let mut text = String::from(
         "`--max-flows` (`config.maxFlows` in the chart) is the number of established flows of each IP family that a Node has room \
          for. With `auto`, the number depends on the memory of the machine; on machines with so many CPUs that the maps would \
-         not fit into the container's default memory limit, the number is smaller. Socket reverse NAT for local clients has room \
-         for an eighth as many entries, at least 16 384; each open socket of a local client uses two entries.\n\n\
+         not fit into the container's default memory limit, the number is smaller.\n\n\
+         TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the others. The number \
+         applies to TCP; UDP has room for half as many flows, and SCTP for a sixteenth. Socket reverse NAT for local \
+         clients has room for an eighth as many entries, at least 16 384; each open socket of a local client uses two \
+         entries.\n\n\
          The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
          The agent therefore adds the number of reserved elements to `max_entries` of these maps, so that the stated \
          number of flows is always available. Possible CPUs are those in `/sys/devices/system/cpu/possible`; on a virtual \
@@ -32,7 +35,7 @@ pub(super) fn body() -> String {
     );
     text += &heading(2, "By memory of the machine, with `auto`");
     text += &table(
-        &["memory, GiB", "flows of each family", "maps with 8 CPUs, MiB"],
+        &["memory, GiB", "TCP flows of each family", "maps with 8 CPUs, MiB"],
         MEMORY.map(|gib| {
             let sizes =
                 TableSizes::of(Machine { possible_cpus: 8, memory: gib * GIB, page: USUAL_PAGE }, MaxFlows::Auto);
@@ -41,7 +44,7 @@ pub(super) fn body() -> String {
     );
     text += &heading(2, "By number of CPUs, with `auto` and at least 8 GiB");
     text += &table(
-        &["possible CPUs", "flows of each family", "maps, MiB", &format!("maps and {agent} MiB for the agent")],
+        &["possible CPUs", "TCP flows of each family", "maps, MiB", &format!("maps and {agent} MiB for the agent")],
         CPUS.map(|possible_cpus| {
             let sizes = TableSizes::of(Machine { possible_cpus, memory: LARGE, page: USUAL_PAGE }, MaxFlows::Auto);
             let memory = sizes.memory();
