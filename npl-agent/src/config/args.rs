@@ -261,10 +261,9 @@ pub struct RunArgs {
     )]
     pub bpffs: PathBuf,
 
-    /// Make room for this many TCP flows of each IP family, from 4096 to 8388608, for half as many UDP flows, and for a
-    /// sixteenth as many SCTP associations. "auto" means about one flow for each 32 KiB of the machine's memory, at
-    /// least 32768 and at most 262144; with many CPUs, the number is smaller. docs/reference/sizes.md lists the memory
-    /// of the maps by number of CPUs.
+    /// Make room for this many TCP flows of each IP family (4096 to 8388608), half as many UDP flows and a sixteenth as
+    /// many SCTP associations. "auto" means about one flow for each 32 KiB of the machine's memory, at least 32768 and
+    /// at most 262144, or fewer with many CPUs. docs/reference/sizes.md lists the memory of the maps.
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 

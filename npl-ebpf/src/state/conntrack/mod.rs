@@ -8,10 +8,11 @@
 //! cache; one for each handshake; and one opening entry, which a packet without a handshake opened. Neither a handshake
 //! nor an opening entry affects the established flow's entry until a reply of the Pod matches it.
 
+mod lookup;
+
 use npl_common::{
     conntrack::{
-        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
-        mid_stream_key, reply_key, step,
+        Action, Event, Phase, Segment, State, handshake_key, is_near_acknowledgement, mid_stream_key, reply_key, step,
     },
     flow::FlowState,
     half_open,
@@ -19,8 +20,10 @@ use npl_common::{
     reason::Reason,
 };
 
+pub use self::lookup::has_flow;
+use self::lookup::stored_numbers;
 use super::{
-    flow_entry::{flow_state, new_entry, refresh, state_of},
+    flow_entry::{flow_state, new_entry, refresh},
     half_open_slots as slots,
     lookup_cache::{self, Epoch},
     maps::Family,
@@ -490,138 +493,14 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` if the packet
-    /// has the SYN flag and cannot be a retransmitted SYN-ACK, because the Pod has then accepted or opened another
-    /// connection.
-    #[inline(always)]
-    pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
-        let entry = self.table_entry()?;
-        let state = flow_state::<F>(entry);
-        let is_of_pod = field!(state, generation).load() == generation;
-        let is_of_flow = reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack();
-        if is_of_pod && is_of_flow { Some(entry) } else { None }
-    }
-
-    /// The half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the packet's
-    /// acknowledgement number, or the entry of a flow that is half-open without a handshake.
-    ///
-    /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
-    /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
-    #[inline(always)]
-    pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
-        if !is_handshake_reply(reply.flags) {
-            return None;
-        }
-        if let Some(slot) = self.acknowledged_handshake(reply) {
-            // All SCTP packets of the Pod carry the tag of the client's INIT, so an ABORT after the INIT ACK also
-            // matches the handshake, although the association is in the flow table.
-            let is_of_association = self.protocol == protocol::SCTP
-                && reply.flags & tcp_flag::SYN == 0
-                && !half_open::phase(slot.load()).is(Phase::REQUESTED);
-            return if is_of_association { None } else { Some(slot) };
-        }
-        // After the removal from the flow table, the flow's own slot has an opening phase.
-        let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
-        if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
-    }
-
-    /// The half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry that
-    /// the packet's sequence and acknowledgement numbers match.
-    #[inline(always)]
-    pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
-        if self.half_open().is_some() {
-            return Some(self.entry);
-        }
-        let slot = self.acknowledged_handshake(reply);
-        if self.protocol == protocol::TCP {
-            return slot.or_else(|| self.mid_stream_of_reply(reply));
-        }
-        slot.or_else(|| slots::find_datagram_flow::<F>(self.hash))
-    }
-
-    /// The entry of the handshake whose SYN a Pod's packet acknowledges.
-    #[inline(always)]
-    fn acknowledged_handshake(&self, reply: Segment) -> Option<Cell<u64>> {
-        if !has_handshake(self.protocol) {
-            return None;
-        }
-        slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
-    }
-
-    /// The mid-stream entry, which a client's segment in the middle of a TCP connection opened, if the numbers of the
-    /// Pod's segment match this entry.
-    #[inline(always)]
-    fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
-        if self.protocol != protocol::TCP {
-            return None;
-        }
-        let key = mid_stream_key(self.hash);
-        let (slot, index) = slots::find_handshake::<F>(key)?;
-        let numbers = stored_numbers::<F>(key, slot.load(), index)?;
-        if numbers.admit(reply) { Some(slot) } else { None }
-    }
-
-    /// The slot and the key of the half-open entry that a client's packet establishes or aborts: the entry of a
-    /// handshake, or of a flow that is half-open without a handshake.
-    #[inline(always)]
-    fn opened_by(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
-        if self.protocol == protocol::TCP {
-            return self.handshake_of_request(segment);
-        }
-        let datagram_flow = || Some((slots::find_datagram_flow::<F>(self.hash)?, self.hash));
-        self.handshake_of_request(segment).or_else(datagram_flow)
-    }
-
-    /// The slot and the key of the handshake that a client's packet completes or aborts.
-    #[inline(always)]
-    fn handshake_of_request(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
-        if !has_handshake(self.protocol) {
-            return None;
-        }
-        let is_reset =
-            self.protocol == protocol::TCP && segment.flags & (tcp_flag::RST | tcp_flag::ACK) == tcp_flag::RST;
-        let key = if is_reset {
-            handshake_key(self.hash, segment.sequence())
-        } else {
-            reply_key(self.hash, segment.acknowledgement())
-        };
-        let (slot, _) = slots::find_handshake::<F>(key)?;
-        Some((slot, key))
-    }
-
     #[inline(always)]
     fn entry_of(&self, phase: Phase, nat: &NatAddress<F>) -> u64 {
         half_open::entry(self.hash, phase, nat.addr_index, nat.port)
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the sequence and acknowledgement
-/// numbers of a segment of the Pod, by which handshakes are looked up.
-///
-/// The function is not inlined, because its callers have no free stack space.
-#[inline(never)]
-pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
-    let reply = Segment { numbers, flags: 0 };
-    let key = F::flow_key(tuple, protocol);
-    // The acknowledged handshake is looked up first, because its entry is removed after the flow's entry is written.
-    Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
-        flow.acknowledged_handshake(reply).is_some()
-            || flow.has_entry()
-            || slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
-    })
-}
-
 /// Whether the flows of this protocol begin with a handshake (TCP and SCTP).
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
-}
-
-/// The stored numbers of a mid-stream entry: the sequence and acknowledgement number of the client's segment.
-#[inline(always)]
-fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
-    let cached = F::cached_reply(index)?;
-    let numbers = Numbers(cached.load());
-    let requested = half_open::with_phase(entry, Phase::REQUESTED);
-    if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
 }
