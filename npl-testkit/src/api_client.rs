@@ -44,8 +44,8 @@ impl ApiClient {
         let tls = TlsConfig::builder().root_certs(RootCerts::from(certificates)).build();
         let config = Agent::config_builder()
             .tls_config(tls)
-            .timeout_connect(Some(LIMIT * poll::patience()))
-            .timeout_recv_response(Some(LIMIT * poll::patience()))
+            .timeout_connect(Some(poll::extended(LIMIT)))
+            .timeout_recv_response(Some(poll::extended(LIMIT)))
             .http_status_as_error(false)
             .max_idle_connections(IDLE_CONNECTIONS)
             .max_idle_connections_per_host(IDLE_CONNECTIONS)

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Sends a GET request for `path` and returns the status and the body. Uses HTTP/1.0, which has no chunked bodies.
 pub fn get(from: &Netns, server: SocketAddr, path: &str) -> Result<(u16, String)> {
-    let limit = LIMIT * poll::patience();
+    let limit = poll::extended(LIMIT);
     let mut stream = from.run(|| traffic::open_tcp(server, limit))?.with_context(|| format!("request {path}"))?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: {server}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).with_context(|| format!("request {path} from {server}"))?;

@@ -3,7 +3,7 @@
 //! `NPL_PATIENCE` is set, if the load average exceeds the number of processors, or if the sleeps between two polls take
 //! longer than requested.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
 
@@ -66,7 +66,7 @@ fn wait<T>(
         }
         if start.elapsed() >= limit * patience() {
             let (load, lateness) = (load_per_processor(), lateness(asked, slept));
-            if start.elapsed() >= extended(limit * patience(), load.max(lateness)) {
+            if start.elapsed() >= multiplied(limit * patience(), load.max(lateness)) {
                 bail!(
                     "timed out after {} s at a load of {load:.1} per processor, with sleeps {lateness:.1} times as \
                      long as asked for, waiting for {what}",
@@ -80,9 +80,33 @@ fn wait<T>(
     }
 }
 
+/// Extends the time limit of a single blocking call, for example of a read from a socket, by [`patience`] and by the
+/// slowness of the machine before the call. Use [`until`] where a condition can be polled, because `until` measures the
+/// slowness when the limit has passed.
+pub fn extended(limit: Duration) -> Duration {
+    multiplied(limit * patience(), slowness())
+}
+
+/// The time for which a measured slowness is valid. Tests extend limits for each of thousands of requests.
+const MEASURED_EVERY: Duration = Duration::from_secs(1);
+
+/// Measures the slowness of the machine by the load and by one sleep, at most once in [`MEASURED_EVERY`].
+fn slowness() -> f32 {
+    static LATEST: Mutex<Option<(Instant, f32)>> = Mutex::new(None);
+    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, slowness)) = latest.filter(|(measured, _)| measured.elapsed() < MEASURED_EVERY) {
+        return slowness;
+    }
+    let before = Instant::now();
+    thread::sleep(INTERVAL);
+    let slowness = load_per_processor().max(lateness(INTERVAL, before.elapsed()));
+    *latest = Some((Instant::now(), slowness));
+    slowness
+}
+
 /// Multiplies a time limit by the slowness of the machine. The slowness is the larger of two factors: the load per
 /// processor, because a task gets only `1 / load` of a processor's time, and the [`lateness`] of sleeps.
-fn extended(limit: Duration, slowness: f32) -> Duration {
+fn multiplied(limit: Duration, slowness: f32) -> Duration {
     limit.mul_f32(slowness.clamp(1.0, LARGEST_EXTENSION))
 }
 
@@ -95,11 +119,19 @@ fn lateness(asked: Duration, slept: Duration) -> f32 {
 /// The maximum factor by which a limit is extended.
 const LARGEST_EXTENSION: f32 = 10.0;
 
-/// The load average of the last minute per processor; 0 if the kernel does not report it.
+/// The load per processor; 0 if the kernel does not report it.
 fn load_per_processor() -> f32 {
     let processors = thread::available_parallelism().map_or(1, |count| u16::try_from(count.get()).unwrap_or(u16::MAX));
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    load.split(' ').next().and_then(|first| first.parse::<f32>().ok()).unwrap_or_default() / f32::from(processors)
+    load(&fs::read_to_string("/proc/loadavg").unwrap_or_default()) / f32::from(processors)
+}
+
+/// Returns the larger of two numbers in the text of `/proc/loadavg`: the load average of the last minute, and the
+/// number of tasks that run or wait for a processor now. The average follows a new load only after tens of seconds.
+fn load(text: &str) -> f32 {
+    let mut fields = text.split_whitespace();
+    let average = fields.next().and_then(|first| first.parse::<f32>().ok()).unwrap_or_default();
+    let running = fields.nth(2).and_then(|tasks| tasks.split('/').next()?.parse::<f32>().ok()).unwrap_or_default();
+    average.max(running)
 }
 
 #[cfg(test)]
@@ -110,7 +142,7 @@ mod tests {
     fn limits_grow_with_the_load_up_to_a_maximum() {
         let limit = Duration::from_secs(20);
         for (load, seconds) in [(0.0, 20), (0.9, 20), (1.0, 20), (3.0, 60), (1000.0, 200)] {
-            assert_eq!(extended(limit, load), Duration::from_secs(seconds), "{load}");
+            assert_eq!(multiplied(limit, load), Duration::from_secs(seconds), "{load}");
         }
     }
 
@@ -119,8 +151,21 @@ mod tests {
         let seconds = Duration::from_secs;
         for (asked, slept, limit) in [(0, 0, 20), (8, 8, 20), (8, 10, 25), (2, 6, 60), (1, 1000, 200)] {
             let lateness = lateness(seconds(asked), seconds(slept));
-            assert_eq!(extended(seconds(20), lateness), seconds(limit), "{slept} s instead of {asked} s");
+            assert_eq!(multiplied(seconds(20), lateness), seconds(limit), "{slept} s instead of {asked} s");
         }
+    }
+
+    #[test]
+    fn the_load_is_the_average_or_the_number_of_running_tasks() {
+        for (text, expected) in [("4.25 1.00 0.50 2/640 1234", 4.25), ("0.25 1.00 9.00 8/640 1234", 8.0), ("", 0.0)] {
+            assert!((load(text) - expected).abs() < f32::EPSILON, "{text}: {}", load(text));
+        }
+    }
+
+    #[test]
+    fn the_limit_of_a_blocking_call_is_never_shortened() {
+        let limit = Duration::from_secs(2);
+        assert!((limit * patience()..=limit * patience() * 10).contains(&extended(limit)));
     }
 
     #[test]

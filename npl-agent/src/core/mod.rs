@@ -21,6 +21,7 @@
 //! A mapping's allowed sources are written to the kernel before the mapping is restricted. An allowed source is removed
 //! from the kernel only after the restriction has ended, or when no Service's list contains the source any more.
 
+pub mod certificate;
 pub mod check;
 pub mod cleanup;
 pub mod devices;

@@ -20,13 +20,13 @@ use tracing::{debug, info, warn};
 use super::{
     backoff::{Jittered, Throttle},
     confinement::{self, ConfinementResult},
-    failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, is_certificate_error, one_line, root_cause},
+    failure::{FailureKind, REFUSALS_TO_CONFIRM, one_line, root_cause},
     objects::NodeObject,
     renewal::renewing,
     transport::{self, LIVENESS},
 };
 
-use crate::core::pages;
+use crate::core::{certificate, pages};
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -228,7 +228,7 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
 /// Returns the log message for an API server that does not answer. The message contains a remedy if `cause`, the text
 /// of the error's last cause, is about the certificate.
 fn silence(cause: &str) -> &'static str {
-    if is_certificate_error(cause) { CERTIFICATE_ADVICE } else { "the API server does not answer; the agent retries" }
+    certificate::advice(cause).unwrap_or("the API server does not answer; the agent retries")
 }
 
 async fn probe(client: &Client, url: &str, node_name: &str) -> Probe {

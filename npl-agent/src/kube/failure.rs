@@ -43,17 +43,6 @@ impl FailureKind {
     }
 }
 
-/// The remedy that the log names if the agent cannot verify the API server's certificate.
-pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot be verified: check the CA of the service account or kubeconfig, and that the \
-     certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
-     verifies no other signatures; the agent retries";
-
-/// Returns whether a connection failed because of the API server's certificate. The function compares the text of the
-/// last cause, because the error's type belongs to a crate on which NPL does not depend directly.
-pub(super) fn is_certificate_error(cause: &str) -> bool {
-    cause.contains("invalid peer certificate")
-}
-
 /// Why a list or a watch failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestFailure {

@@ -104,4 +104,4 @@ fn https(config: &Config, tcp: HttpConnector) -> kube::Result<HttpsConnector<Htt
 
 #[cfg(test)]
 #[path = "transport_tests.rs"]
-mod tests;
+pub(super) mod tests;

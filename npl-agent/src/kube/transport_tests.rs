@@ -118,12 +118,12 @@ fn a_dead_connection_is_noticed_within_half_a_minute() {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. The server's certificate need not be valid, because the
-/// test's client does not verify certificates.
-fn tls() -> TlsAcceptor {
+/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. The server's key does not belong to the certificate, since a
+/// client verifies the certificate first, or verifies nothing.
+pub(in crate::kube) fn tls(certificate: CertificateDer<'static>) -> TlsAcceptor {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new()).unwrap();
     let key = any_ecdsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_ref().to_vec()).into()).unwrap();
-    let certified = CertifiedKey::new(vec![CertificateDer::from(vec![0x30, 0])], key);
+    let certified = CertifiedKey::new(vec![certificate], key);
     let provider = Arc::new(default_provider());
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let mut config = config.with_no_client_auth().with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
@@ -133,7 +133,7 @@ fn tls() -> TlsAcceptor {
 
 /// Answers every request with a body that contains one event of a watch and does not end.
 async fn serve_watches(listener: TcpListener) {
-    let tls = tls();
+    let tls = tls(CertificateDer::from(vec![0x30, 0]));
     while let Ok((socket, _client)) = listener.accept().await {
         let tls = tls.clone();
         tokio::spawn(async move {

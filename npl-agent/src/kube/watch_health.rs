@@ -8,10 +8,10 @@ use tracing::{debug, info, warn};
 use super::{
     backoff::Throttle,
     contacts::WatchContacts,
-    failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, RequestFailure, is_certificate_error},
+    failure::{FailureKind, REFUSALS_TO_CONFIRM, RequestFailure},
 };
 use crate::{
-    core::pages,
+    core::{certificate, pages},
     metrics::{Metrics, WatchedResource},
 };
 
@@ -126,10 +126,11 @@ impl WatchHealth {
     fn log_failure(&self, kind: FailureKind, err: &str) {
         let subject = self.subject;
         let (process, manifest, page) = (self.observer.process(), self.observer.manifest(), self.observer.page());
+        if let (FailureKind::Unreachable, Some(advice)) = (kind, certificate::advice(err)) {
+            warn!(see = pages::url(&page), %subject, err, "{advice}");
+            return;
+        }
         match kind {
-            FailureKind::Unreachable if is_certificate_error(err) => {
-                warn!(see = pages::url(&page), %subject, err, "{CERTIFICATE_ADVICE}");
-            }
             FailureKind::Forbidden => warn!(
                 see = pages::url(&page),
                 %subject, err,

@@ -99,7 +99,7 @@ fn parse_filter(text: Option<&str>) -> Result<EnvFilter, TelemetryError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::{
         io::{self, Write},
         sync::{Arc, Mutex},
@@ -109,8 +109,15 @@ mod tests {
 
     use super::{LogFormat, lines, log_fatal, parse_filter};
 
+    /// Log lines in memory.
     #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
+    pub(crate) struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Written {
+        pub(crate) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
 
     impl Write for Written {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -132,7 +139,7 @@ mod tests {
             assert!(log_fatal(LogFormat::Json, &error));
             assert!(!log_fatal(LogFormat::Text, &error), "the caller reports it");
         });
-        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let text = written.text();
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["level"], "ERROR", "{text}");
         assert_eq!(line["message"], "serve probes: the port is in use", "{text}");

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use npl_testkit::poll;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -88,7 +89,7 @@ pub(crate) async fn request(balancer: SocketAddr) -> Result<String, String> {
         stream.read_to_end(&mut answer).await?;
         std::io::Result::Ok(String::from_utf8_lossy(&answer).into_owned())
     };
-    let answer = timeout(PATIENCE, exchange).await.map_err(|_late| "no answer".to_owned())?;
+    let answer = timeout(poll::extended(PATIENCE), exchange).await.map_err(|_late| "no answer".to_owned())?;
     let answer = answer.map_err(|error| error.to_string())?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| format!("no complete answer: {answer:?}"))?;
     if !head.starts_with("HTTP/1.1 200") {

@@ -14,7 +14,7 @@ use crate::traffic::{self, LOAD_LIMIT};
 
 /// Sends a request to a member from the namespace of the calling thread. Returns `None` for a correct response.
 pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option<(Kind, String)> {
-    let answer = match traffic::ask_within(member.protocol, member.server, question, LOAD_LIMIT * poll::patience()) {
+    let answer = match traffic::ask_within(member.protocol, member.server, question, poll::extended(LOAD_LIMIT)) {
         Ok(answer) => answer,
         Err(err) => return Some((kind_of(&err), format!("{err:#}"))),
     };

@@ -173,7 +173,7 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
 /// Sends one request. A late response alone is no failure, because the machine may be slow. A response after the time
 /// limit of a single request is a failure if a packet was lost.
 fn ask(wanted: &Request, question: &str) -> Result<Answer> {
-    let (start, limit) = (Instant::now(), LOAD_LIMIT * poll::patience());
+    let (start, limit) = (Instant::now(), poll::extended(LOAD_LIMIT));
     let stream = match wanted.protocol {
         Protocol::Tcp => open_tcp(wanted.server, limit)?,
         Protocol::Sctp => open_sctp(wanted.server, limit)?,

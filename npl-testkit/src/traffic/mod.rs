@@ -23,17 +23,18 @@ use crate::poll;
 
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// The time limit of a request: two seconds, extended on slow machines.
+/// The time limit of a request: two seconds, extended on slow or loaded machines ([`poll::extended`]).
 pub fn request_limit() -> Duration {
-    REQUEST_LIMIT * poll::patience()
+    poll::extended(REQUEST_LIMIT)
 }
 
 /// The time limit of a request under load, far above response times on a loaded machine. A request without a response
 /// by then counts as lost.
 pub(crate) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
-/// The time limit for a DSACK, which the peer sends as soon as a duplicate arrives.
-const DSACK_LIMIT: Duration = Duration::from_secs(1);
+/// The time limit for the reaction to a duplicate: a DSACK of TCP, or the response to a repeated UDP request. The peer
+/// sends both as soon as the duplicate arrives.
+const DUPLICATE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The time after which a client repeats a UDP request, longer on slow machines.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -43,8 +44,10 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 pub struct UdpAnswer {
     /// The server's response.
     pub answer: Answer,
-    /// The number of requests sent; 1 if no datagram was lost.
+    /// The number of requests sent; 1 if the first response arrived in time.
     pub attempts: u32,
+    /// Whether a request or its response was lost. A response that was only late is not lost.
+    pub has_lost: bool,
 }
 
 /// The options of a UDP request.
@@ -102,8 +105,13 @@ pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: U
     let socket = udp_socket(from, server, options.checksum)?;
     for attempts in 1..=options.attempts {
         socket.send(question).with_context(|| format!("send a datagram to {server}"))?;
-        if let Some(answer) = udp_receive(&socket, question, RETRY_AFTER * poll::patience())? {
-            return Ok(UdpAnswer { answer, attempts });
+        if let Some(answer) = udp_receive(&socket, question, poll::extended(RETRY_AFTER))? {
+            // The server answers each request that arrives, so further responses follow unless one was lost.
+            let mut answered = 1;
+            while answered < attempts && udp_receive(&socket, question, poll::extended(DUPLICATE_LIMIT))?.is_some() {
+                answered += 1;
+            }
+            return Ok(UdpAnswer { answer, attempts, has_lost: answered < attempts });
         }
     }
     bail!("{server} did not answer {} datagrams", options.attempts)
@@ -221,7 +229,7 @@ pub fn has_lost_segments(stream: &TcpStream) -> std::io::Result<bool> {
         Ok(Segments { retransmitted, duplicates }) => (retransmitted <= duplicates).then_some(Ok(())),
         Err(error) => Some(Err(error)),
     };
-    match poll::until("a DSACK of each retransmitted segment", DSACK_LIMIT, nothing_is_lost) {
+    match poll::until("a DSACK of each retransmitted segment", DUPLICATE_LIMIT, nothing_is_lost) {
         Ok((outcome, _)) => outcome.map(|()| false),
         Err(_lost) => Ok(true),
     }

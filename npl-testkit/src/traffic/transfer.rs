@@ -4,7 +4,7 @@
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -43,14 +43,14 @@ pub struct TransferReport {
 
 /// Transfers this number of bytes and verifies their digest.
 pub fn transfer(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64) -> Result<TransferReport> {
-    run(&tcp_connect(from, server)?, Plan { direction, bytes, rate: None }, &AtomicU64::new(0))
+    run(&tcp_connect(from, server)?, Plan { direction, bytes, rate: None }, &Shared::default())
         .with_context(|| format!("{direction:?} of {bytes} bytes with {server}"))
 }
 
 /// A transfer on its own thread.
 #[derive(Debug)]
 pub struct Transfer {
-    moved: Arc<AtomicU64>,
+    shared: Arc<Shared>,
     bytes: u64,
     thread: JoinHandle<Result<TransferReport>>,
 }
@@ -59,15 +59,20 @@ impl Transfer {
     /// Starts a transfer of `bytes` at `rate` bytes per second.
     pub fn start(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64, rate: u64) -> Result<Self> {
         let stream = tcp_connect(from, server)?;
-        let moved = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&moved);
+        let shared = Arc::<Shared>::default();
+        let own = Arc::clone(&shared);
         let plan = Plan { direction, bytes, rate: Some(rate) };
-        Ok(Self { moved, bytes, thread: thread::spawn(move || run(&stream, plan, &counter)) })
+        Ok(Self { shared, bytes, thread: thread::spawn(move || run(&stream, plan, &own)) })
     }
 
     /// The bytes transferred so far, as counted by the client.
     pub fn moved(&self) -> u64 {
-        self.moved.load(Ordering::Relaxed)
+        self.shared.moved.load(Ordering::Relaxed)
+    }
+
+    /// Transfers the remaining bytes without a rate limit.
+    pub fn remove_rate_limit(&self) {
+        self.shared.is_unlimited.store(true, Ordering::Relaxed);
     }
 
     /// Whether the transfer is in progress.
@@ -88,6 +93,15 @@ impl Transfer {
     }
 }
 
+/// State that the thread of a transfer shares with its [`Transfer`].
+#[derive(Debug, Default)]
+struct Shared {
+    /// The bytes transferred so far.
+    moved: AtomicU64,
+    /// Whether the plan's rate no longer applies.
+    is_unlimited: AtomicBool,
+}
+
 #[derive(Clone, Copy)]
 struct Plan {
     direction: Direction,
@@ -95,22 +109,22 @@ struct Plan {
     rate: Option<u64>,
 }
 
-fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
-    stream.set_read_timeout(Some(STALL_LIMIT * poll::patience())).context("set a read timeout")?;
-    stream.set_write_timeout(Some(STALL_LIMIT * poll::patience())).context("set a write timeout")?;
+fn run(stream: &TcpStream, plan: Plan, shared: &Shared) -> Result<TransferReport> {
+    stream.set_read_timeout(Some(poll::extended(STALL_LIMIT))).context("set a read timeout")?;
+    stream.set_write_timeout(Some(poll::extended(STALL_LIMIT))).context("set a write timeout")?;
     // Any seed works. The size is used as the seed, so that every run transfers the same data.
     let seed = plan.bytes;
     let start = Instant::now();
     match plan.direction {
-        Direction::Upload => upload(stream, seed, plan, moved),
-        Direction::Download => download(stream, seed, plan, moved),
+        Direction::Upload => upload(stream, seed, plan, shared),
+        Direction::Download => download(stream, seed, plan, shared),
     }?;
     Ok(TransferReport { bytes: plan.bytes, elapsed: start.elapsed() })
 }
 
-fn upload(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> Result<()> {
+fn upload(mut stream: &TcpStream, seed: u64, plan: Plan, shared: &Shared) -> Result<()> {
     writeln!(stream, "UPLOAD {} {seed}", plan.bytes).context("announce the upload")?;
-    let sent = copy(&mut Pattern::new(seed, plan.bytes), plan, moved, |chunk| stream.write_all(chunk))?;
+    let sent = copy(&mut Pattern::new(seed, plan.bytes), plan, shared, |chunk| stream.write_all(chunk))?;
     let mut reply = String::new();
     BufReader::new(stream.take(64 * 1024)).read_line(&mut reply).context("wait for the digest")?;
     let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("parse the response `{reply}`"))?;
@@ -119,10 +133,10 @@ fn upload(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> R
     Ok(())
 }
 
-fn download(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> Result<()> {
+fn download(mut stream: &TcpStream, seed: u64, plan: Plan, shared: &Shared) -> Result<()> {
     writeln!(stream, "DOWNLOAD {} {seed}", plan.bytes).context("request the download")?;
-    let received = copy(&mut stream.take(plan.bytes), plan, moved, |_chunk| Ok(()))?;
-    let arrived = moved.load(Ordering::Relaxed);
+    let received = copy(&mut stream.take(plan.bytes), plan, shared, |_chunk| Ok(()))?;
+    let arrived = shared.moved.load(Ordering::Relaxed);
     ensure!(arrived == plan.bytes, "{arrived} of {} bytes arrived", plan.bytes);
     let sent = Pattern::new(seed, plan.bytes).digest();
     ensure!(received.to_string() == sent, "the data was corrupted: digest {received} instead of {sent}");
@@ -133,22 +147,22 @@ fn download(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) ->
 fn copy(
     source: &mut impl Read,
     plan: Plan,
-    moved: &AtomicU64,
+    shared: &Shared,
     mut sink: impl FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<Digest> {
     let start = Instant::now();
     let mut digest = Digest::default();
     let mut buffer = vec![0; CHUNK];
     loop {
-        let so_far = moved.load(Ordering::Relaxed);
+        let so_far = shared.moved.load(Ordering::Relaxed);
         let read =
             poll::uninterrupted(|| source.read(&mut buffer)).with_context(|| format!("read after {so_far} bytes"))?;
         let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else { return Ok(digest) };
         digest.update(chunk);
         sink(chunk).with_context(|| format!("write after {so_far} bytes"))?;
         let total = so_far + chunk.len() as u64;
-        moved.store(total, Ordering::Relaxed);
-        if let Some(rate) = plan.rate {
+        shared.moved.store(total, Ordering::Relaxed);
+        if let Some(rate) = plan.rate.filter(|_rate| !shared.is_unlimited.load(Ordering::Relaxed)) {
             // This sleep limits the rate of the transfer. It does not wait for a condition.
             thread::sleep(Duration::from_micros(total * 1_000_000 / rate.max(1)).saturating_sub(start.elapsed()));
         }

@@ -133,8 +133,11 @@ fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     world.proxy().swallow();
+    let swallowed = Instant::now();
     world.create_pod("web-1");
     world.wait_for_log("watch of pods is interrupted");
+    let (noticed, limit) = (swallowed.elapsed(), poll::extended(Duration::from_secs(30)));
+    assert!(noticed <= limit, "the agent noticed the dead connection after {noticed:?}, later than {limit:?}");
     world.assert_served("web-1");
     bystander.end(&world);
 }

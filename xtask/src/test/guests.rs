@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::{Suite, UPGRADE_TESTS, ready};
+use super::{Options, Suite, UPGRADE_TESTS, ready};
 use crate::arch::Arch;
 use crate::demo::Parts;
 use crate::emulation::{Guest, Threads};
@@ -129,22 +129,13 @@ impl Suite<'_> {
     /// Runs the steps on emulated machines. The guests with one emulator thread run in parallel, the guests that take
     /// longest first. The guest with a real cluster, which has two emulator threads, runs after them.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
-        let (options, kernels) = (self.options, self.options.emulated_kernels());
+        let options = self.options;
         if options.filter().is_none() {
             tally.check(SELECTIONS, || self.check_selections());
         }
-        if kernels.is_empty() {
-            return;
-        }
-        let loading = || options.load_kernels.iter().filter_map(|it| it.0);
-        let Some(newest) = kernels.iter().copied().chain(loading()).max_by_key(|kernel| kernel.age_rank()) else {
-            return;
-        };
+        let Some(newest) = options.newest_kernel() else { return };
         let mut guests = Vec::new();
-        // The guest of the agent's tests starts API servers, which takes up to 15 minutes, so this guest runs only if
-        // the user asks for it.
-        let is_asked_for = options.filter().is_none() && (options.kernels.is_some() || options.step.is_some());
-        for binary in self.of_kind(Kind::Agent).filter(|_binary| is_asked_for) {
+        for binary in self.of_kind(Kind::Agent).filter(|_binary| are_clock_tests_chosen(options)) {
             match &self.parts {
                 Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
                 Err(missing) => tally.not_run(&clock_step(newest, binary), *missing),
@@ -153,21 +144,13 @@ impl Suite<'_> {
         for binary in self.of_kind(Kind::Kernel) {
             match self.has_tests(binary) {
                 Ok(false) => {}
-                Ok(true) => guests.extend(kernels.iter().enumerate().flat_map(|(number, kernel)| {
-                    let is_brief = options.kernels.is_none() || number > 0;
-                    let shares = shares(options.filter(), is_brief).into_iter();
-                    shares
-                        .map(|(scope, arguments)| guest_for_packets(Arch::native(), *kernel, binary, scope, &arguments))
-                })),
+                Ok(true) => {
+                    let scopes = packet_scopes(options).into_iter();
+                    guests.extend(scopes.map(|(kernel, scope, arguments)| {
+                        guest_for_packets(Arch::native(), kernel, binary, scope, &arguments)
+                    }));
+                }
                 Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
-            }
-        }
-        if options.filter().is_none() {
-            let only_loaded = || loading().filter(|it| !kernels.contains(it));
-            for binary in self.of_kind(Kind::Kernel) {
-                guests.extend(
-                    only_loaded().map(|it| guest_for_packets(Arch::native(), it, binary, LOADING, &[LOADING_TESTS])),
-                );
             }
         }
         let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
@@ -183,6 +166,26 @@ impl Suite<'_> {
             }
         }
     }
+}
+
+/// Whether the guest runs that sets its clock. This guest starts API servers, which takes up to 15 minutes, so it runs
+/// only if the user names kernels or a step.
+fn are_clock_tests_chosen(options: &Options) -> bool {
+    let are_kernels_named = options.kernels.is_some() && !options.emulated_kernels().is_empty();
+    options.filter().is_none() && (are_kernels_named || options.step.is_some())
+}
+
+/// Returns, for each guest that runs the binary of the packet tests: the kernel, the part of the step's name that names
+/// the guest's tests, and the arguments of the binary. Guests under the kernels of `--load-kernels` only load the kernel
+/// programs, also if no packet tests run.
+fn packet_scopes(options: &Options) -> Vec<(Kernel, &'static str, Vec<&str>)> {
+    let packets = options.emulated_kernels().into_iter().enumerate().flat_map(|(number, kernel)| {
+        let is_brief = options.kernels.is_none() || number > 0;
+        let shares = shares(options.filter(), is_brief).into_iter();
+        shares.map(move |(scope, arguments)| (kernel, scope, arguments))
+    });
+    let loading = options.loading_kernels().into_iter().map(|kernel| (kernel, LOADING, vec![LOADING_TESTS]));
+    packets.chain(loading).collect()
 }
 
 impl Suite<'_> {
@@ -314,7 +317,8 @@ fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, selections, shares, unmatched};
+    use super::super::tests::parse;
+    use super::{Kind, are_clock_tests_chosen, packet_scopes, selections, shares, unmatched};
 
     #[test]
     fn a_part_of_a_name_that_selects_no_test_is_found() {
@@ -363,6 +367,28 @@ mod tests {
         ];
         assert_eq!(tests.map(|test| runs(test, true)), [0, 0, 1, 1, 1]);
         assert_eq!(tests.map(|test| runs(test, false)), [1; 5]);
+    }
+
+    #[test]
+    fn the_programs_are_loaded_also_if_no_packet_tests_run() {
+        for (line, kernels, clock) in [
+            ("--kernels none --load-kernels 5.10", "5.10 loading", false),
+            ("--kernels none", "6.1 loading, 6.12 loading, latest loading", false),
+            ("--kernels none --load-kernels none", "", false),
+            ("--kernels none --step clock", "6.1 loading, 6.12 loading, latest loading", true),
+            ("--kernels 6.1 --load-kernels 5.10,6.1", "6.1, 6.1, 5.10 loading", true),
+            ("--filter sctp", "", false),
+            ("--filter sctp --kernels 6.1", "6.1", false),
+        ] {
+            let options = parse(line).unwrap();
+            let scopes = packet_scopes(&options);
+            let is_loading = |arguments: &[&str]| arguments == ["every_program_loads"];
+            let name = |loads| if loads { " loading" } else { "" };
+            let guests = scopes.iter().map(|(kernel, _, arguments)| format!("{kernel}{}", name(is_loading(arguments))));
+            assert_eq!(guests.collect::<Vec<_>>().join(", "), kernels, "{line}");
+            assert_eq!(options.newest_kernel().is_some(), !kernels.is_empty(), "{line}");
+            assert_eq!(are_clock_tests_chosen(&options), clock, "{line}");
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TEXT")]
     step: Option<String>,
     /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10 with a
-    /// part of the tests; with `--filter`: none].
+    /// part of the tests; with `--filter`: none]. `none` does not change `--load-kernels`.
     #[arg(long, value_delimiter = ',')]
     kernels: Option<Vec<KernelName>>,
     /// Kernels under which tests only load the kernel programs, by emulation: 5.10, 6.1, 6.12, latest, or none.
@@ -67,6 +67,22 @@ impl Options {
     /// The kernels under which packet tests run by emulation, the newest kernel last.
     fn emulated_kernels(&self) -> Vec<Kernel> {
         self.kernels_or(if self.filter().is_some() { "none" } else { DEFAULT_KERNELS })
+    }
+
+    /// The kernels under which tests only load the kernel programs by emulation: the kernels of `--load-kernels`,
+    /// except those under which packet tests run. With a filter, no tests only load the programs.
+    fn loading_kernels(&self) -> Vec<Kernel> {
+        if self.filter().is_some() {
+            return Vec::new();
+        }
+        let packets = self.emulated_kernels();
+        self.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !packets.contains(kernel)).collect()
+    }
+
+    /// The newest of the kernels that tests run under by emulation.
+    fn newest_kernel(&self) -> Option<Kernel> {
+        let kernels = self.emulated_kernels().into_iter().chain(self.loading_kernels());
+        kernels.max_by_key(|kernel| kernel.age_rank())
     }
 
     /// The kernels of `--kernels`, or the default kernels, the newest kernel last.
@@ -328,7 +344,7 @@ mod tests {
         options: Options,
     }
 
-    fn parse(line: &str) -> Result<Options, clap::Error> {
+    pub(in crate::test) fn parse(line: &str) -> Result<Options, clap::Error> {
         Line::try_parse_from(format!("test {line}").split_whitespace()).map(|line| line.options)
     }
 

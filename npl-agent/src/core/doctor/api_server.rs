@@ -2,7 +2,10 @@
 //! Checks whether the running agent receives changes from the API server.
 
 use super::{Facts, Finding, kernel::NAME_RUNTIME_DIR};
-use crate::core::view::{WatchFailure, WatchState};
+use crate::core::{
+    certificate,
+    view::{WatchFailure, WatchState},
+};
 
 pub(super) fn api_server(facts: &Facts) -> Finding {
     const MEANING: &str = "mappings keep translating, but changes of Pods, Services and the Node are not applied";
@@ -13,15 +16,18 @@ pub(super) fn api_server(facts: &Facts) -> Finding {
         Err(reason) => return Finding::unknown(key, reason, NAME_RUNTIME_DIR),
     };
     let (mut faults, mut interruptions, mut without_list) = (Vec::new(), Vec::new(), Vec::new());
+    let mut about_certificate = None;
     for watch in watches {
         let resource = &watch.resource;
         match watch.state() {
             WatchState::Works => {}
             WatchState::NotListed => without_list.push(resource.as_str()),
             WatchState::Interrupted(WatchFailure { error, .. }) => {
+                about_certificate = about_certificate.or(certificate::advice(error));
                 interruptions.push(format!("the watch of {resource} is interrupted: {error}"));
             }
             WatchState::Failed(WatchFailure { for_millis, error }) => {
+                about_certificate = about_certificate.or(certificate::advice(error));
                 faults.push(format!("the watch of {resource} has been failing for {} s: {error}", for_millis / 1_000));
             }
             WatchState::Silent { millis } => {
@@ -30,14 +36,15 @@ pub(super) fn api_server(facts: &Facts) -> Finding {
         }
     }
     if !faults.is_empty() {
-        let advice = format!(
-            "{MEANING}: check that the API server is reachable from the Node, and the permissions of the agent's \
-             ServiceAccount (deploy/npl.yaml grants them)"
+        let advice = about_certificate.unwrap_or(
+            "check that the API server is reachable from the Node, and the permissions of the agent's ServiceAccount \
+             (deploy/npl.yaml grants them)",
         );
-        return Finding::failed(key, faults.join("; "), advice);
+        return Finding::failed(key, faults.join("; "), format!("{MEANING}: {advice}"));
     }
     if !interruptions.is_empty() {
-        let advice = format!("{MEANING}: the agent tries again; if the interruption lasts, the check fails");
+        let advice = about_certificate.unwrap_or("the agent tries again; if the interruption lasts, the check fails");
+        let advice = format!("{MEANING}: {advice}");
         return Finding::warning(key, interruptions.join("; "), advice);
     }
     if !without_list.is_empty() || watches.is_empty() {
@@ -64,7 +71,40 @@ mod tests {
     }
 
     fn fails_for(facts: &mut Facts, millis: u64) {
-        watch(facts).failure = Some(WatchFailure { for_millis: millis, error: "connection refused".to_owned() });
+        fails_with(facts, millis, "connection refused");
+    }
+
+    fn fails_with(facts: &mut Facts, millis: u64, error: &str) {
+        watch(facts).failure = Some(WatchFailure { for_millis: millis, error: error.to_owned() });
+    }
+
+    /// The log of the agent names the same causes (`kube/client_tests.rs`).
+    #[test]
+    fn a_certificate_that_the_agent_cannot_verify_is_reported() {
+        const UNSUPPORTED: &str = "invalid peer certificate: UnsupportedSignatureAlgorithmContext(..)";
+        check(&[
+            (
+                |it| fails_with(it, 31_000, UNSUPPORTED),
+                KEY,
+                State::Failed,
+                "invalid peer certificate",
+                "certificate cannot be verified",
+            ),
+            (
+                |it| fails_with(it, 0, UNSUPPORTED),
+                KEY,
+                State::Warning,
+                "invalid peer certificate",
+                "certificate cannot be verified",
+            ),
+            (
+                |it| fails_with(it, 31_000, "received fatal alert: HandshakeFailure"),
+                KEY,
+                State::Failed,
+                "HandshakeFailure",
+                "ECDSA P-521 key",
+            ),
+        ]);
     }
 
     #[test]

@@ -212,8 +212,9 @@ fn is_answered(feed: SocketAddr) -> bool {
     let header = [0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let query: Vec<u8> = header.into_iter().chain(labels).chain([0, 0, 33, 0, 1]).collect();
     let ask = || -> io::Result<u8> {
-        let mut stream = TcpStream::connect_timeout(&feed, QUERY_LIMIT)?;
-        stream.set_read_timeout(Some(QUERY_LIMIT))?;
+        let limit = poll::extended(QUERY_LIMIT);
+        let mut stream = TcpStream::connect_timeout(&feed, limit)?;
+        stream.set_read_timeout(Some(limit))?;
         stream.write_all(&[&u16::try_from(query.len()).unwrap().to_be_bytes()[..], &query].concat())?;
         // The length of the answer in two bytes, and the first four bytes of the DNS header. The lowest four bits of
         // the last byte are the response code.

@@ -9,6 +9,7 @@ use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::{Ethernet, Packet};
+use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
 
 use super::tap::{Frame, Tap};
@@ -305,7 +306,7 @@ fn receive_until_marker(tap: &Tap, number: u64, frames: &mut Vec<Frame>) {
     let port = MARKER_PORT.to_be_bytes();
     loop {
         let Some(frame) = tap.receive() else {
-            assert!(tap.wait(LIMIT), "marker {number} was lost");
+            assert!(tap.wait(poll::extended(LIMIT)), "marker {number} was lost");
             continue;
         };
         let is_marker = frame.bytes.get(34..38) == Some(&[port, port].concat());

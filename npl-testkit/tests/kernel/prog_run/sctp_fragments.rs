@@ -3,20 +3,24 @@
 //! shows. If the first fragment cannot be buffered until then, the length is derived from the chunk that continues in
 //! the next fragment.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, MapData};
-use npl_common::fragment_buffer::{SCTP_FRAGMENTS, SavedFrame};
+use npl_common::fragment_buffer::{SCTP_FRAGMENTS, SavedFrame, WAIT_NS};
 use npl_common::names::{MAP_SCTP_BUFFER, PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT};
 use npl_testkit::packet::{Packet, Transport};
+use npl_testkit::poll;
 
 use super::fragments::{fragments, pieces};
-use super::scene::{Sctp, becomes, client, flow, from, node, node_ip, pod, pod_ip, sctp, to, unused_ip, with_mappings};
+use super::scene::{
+    Sctp, becomes, client, client_ip, flow, from, node, node_ip, pod, pod_ip, sctp, to, unused_ip, with_mappings,
+};
 use super::sctp_flows::establish;
 use crate::counters::{Change, first_request, reason, reply, request};
-use crate::lab::{Lab, open as open_map};
+use crate::lab::{Lab, NEXT, Outcome, open as open_map};
 use crate::sys::stay_on_this_processor;
 
 /// The identification of a packet's fragments.
@@ -71,30 +75,50 @@ fn occupy_slots(time: Duration) {
     }
 }
 
-/// Occupies every slot as [`occupy_slots`] does, unless this was done a moment ago. A slot stays occupied for one
-/// second, which may be too short for a slow machine to run the program on all fragments of a packet.
-fn keep_slots_occupied(since: &mut Option<Instant>) {
-    if since.is_none_or(|since| since.elapsed() > Duration::from_millis(200)) {
-        *since = Some(Instant::now());
-        occupy_slots(now());
-    }
-}
-
 /// Frees every slot of the SCTP reassembly buffer. All slots must be free, because a fragment's slot is random.
 fn free_slots() {
-    occupy_slots(now().checked_sub(Duration::from_secs(2)).unwrap());
+    occupy_slots(now().checked_sub(2 * WAIT).unwrap());
 }
 
-/// Sets the time of every buffered fragment to now. A buffered fragment is valid for one second, which may be too short
-/// for a slow machine to run the program on all fragments of a packet.
-fn extend_buffered() {
-    let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
-    for slot in 0..SCTP_FRAGMENTS {
-        let buffered = map.get(&slot, 0).unwrap();
-        if buffered.hash != OCCUPIED {
-            map.set(slot, SavedFrame { time: u64::try_from(now().as_nanos()).unwrap(), ..buffered }, 0).unwrap();
-        }
-    }
+/// The time for which a buffered fragment is valid, and an occupied slot stays occupied.
+const WAIT: Duration = Duration::from_nanos(WAIT_NS);
+
+/// The number of attempts until [`within_wait`] starts again with the number 0.
+const ATTEMPTS: u32 = 64;
+
+/// The distance of the identifications of two attempts.
+const ATTEMPT: u32 = 0x100;
+
+/// Time limit of repeated trials.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// Runs `trial`, and runs it again if it took so long that a buffered fragment or an occupied slot may have expired.
+/// The result of such a trial shows nothing about the program, because the machine was too slow. `trial` gets the
+/// number of the attempt, and must bring about the same initial state in each attempt.
+#[track_caller]
+fn within_wait<T>(mut trial: impl FnMut(u32) -> T) -> T {
+    let mut attempts = (0..ATTEMPTS).cycle();
+    let valid = || {
+        let start = Instant::now();
+        let result = trial(attempts.next()?);
+        (start.elapsed() < WAIT).then_some(result)
+    };
+    poll::until("a trial that is shorter than the time for which a fragment waits", LIMIT, valid).unwrap().0
+}
+
+/// Runs a program on a frame while no slot is free.
+#[track_caller]
+fn run_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8]) -> Outcome {
+    within_wait(|_attempt| {
+        occupy_slots(now());
+        lab.run(program, frame)
+    })
+}
+
+/// Asserts the result of a program on a frame while no slot is free.
+#[track_caller]
+fn becomes_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
+    assert_eq!(run_without_slot(lab, program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
 }
 
 /// The clock of the kernel programs.
@@ -107,10 +131,8 @@ fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, P
     for (program, packet, expected) in packets {
         let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        let mut occupied = None;
         for (frame, expected) in frames.iter().zip(expected) {
-            keep_slots_occupied(&mut occupied);
-            becomes(lab, program, frame, expected, counted(program, frame));
+            becomes_without_slot(lab, program, frame, expected, counted(program, frame));
         }
     }
 }
@@ -124,12 +146,10 @@ fn counted(program: &str, frame: &[u8]) -> Vec<Change> {
 /// no ports.
 #[track_caller]
 fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
-    let mut occupied = None;
     for (program, packet, _) in packets {
         for (number, frame) in pieces(&packet, ID, size).iter().enumerate() {
-            keep_slots_occupied(&mut occupied);
             let changes = if number == 0 { reason(Reason::SctpFragment) } else { vec![] };
-            becomes(lab, program, frame, frame.clone(), changes);
+            becomes_without_slot(lab, program, frame, frame.clone(), changes);
         }
     }
 }
@@ -200,16 +220,24 @@ fn first_sctp_fragment_is_buffered_until_the_last_one() {
     with_mappings(|lab| {
         for (id, size) in (ID..).zip([64, 72, 200]) {
             for (program, packet, expected) in bundles(lab) {
-                let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
-                free_slots();
-                let first = lab.run(program, &frames[0]);
-                assert_eq!((first.action, first.changes), (BUFFERED, counted(program, &frames[0])), "{program}");
-                for (frame, expected) in frames.iter().zip(&expected).skip(1) {
-                    extend_buffered();
-                    becomes(lab, program, frame, expected.clone(), counted(program, frame));
+                let (frames, expected, outcomes) = within_wait(|attempt| {
+                    // Each attempt has its own identification, because the program records the fragments of a packet.
+                    let id = id + attempt * ATTEMPT;
+                    let frames = pieces(&packet, id, size);
+                    free_slots();
+                    let outcomes: Vec<Outcome> =
+                        frames.iter().chain([&frames[0]]).map(|frame| lab.run(program, frame)).collect();
+                    (frames, pieces(&expected, id, size), outcomes)
+                });
+                let (first, others) = outcomes.split_first().unwrap();
+                assert_eq!((first.action, &first.changes), (BUFFERED, &counted(program, &frames[0])), "{program}");
+                let (again, others) = others.split_last().unwrap();
+                for (number, outcome) in others.iter().enumerate() {
+                    let (frame, bytes) = (&frames[number + 1], expected[number + 1].clone());
+                    let expected = Outcome { action: NEXT, bytes, changes: counted(program, frame) };
+                    assert_eq!(outcome, &expected, "{program}");
                 }
-                extend_buffered();
-                becomes(lab, program, &frames[0], expected[0].clone(), vec![]);
+                assert_eq!(again, &Outcome { action: NEXT, bytes: expected[0].clone(), changes: vec![] }, "{program}");
             }
         }
     });
@@ -221,12 +249,19 @@ fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     with_mappings(|lab| {
         for (id, size) in (ID + 0x10..).zip([64, 72, 200]) {
             for (program, packet, expected) in bundles(lab) {
-                let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
-                let last = frames.last().unwrap();
-                free_slots();
-                becomes(lab, program, last, last.clone(), reason(Reason::EarlyFragment));
-                for (frame, expected) in frames.iter().zip(&expected) {
-                    becomes(lab, program, frame, expected.clone(), counted(program, frame));
+                let (frames, expected, early, outcomes) = within_wait(|attempt| {
+                    let id = id + attempt * ATTEMPT;
+                    let frames = pieces(&packet, id, size);
+                    free_slots();
+                    let early = lab.run(program, frames.last().unwrap());
+                    let outcomes: Vec<Outcome> = frames.iter().map(|frame| lab.run(program, frame)).collect();
+                    (frames, pieces(&expected, id, size), early, outcomes)
+                });
+                let (bytes, changes) = (frames.last().unwrap().clone(), reason(Reason::EarlyFragment));
+                assert_eq!(early, Outcome { action: NEXT, bytes, changes }, "{program}");
+                for ((frame, bytes), outcome) in frames.iter().zip(expected).zip(outcomes) {
+                    let expected = Outcome { action: NEXT, bytes, changes: counted(program, frame) };
+                    assert_eq!(outcome, expected, "{program}");
                 }
             }
         }
@@ -241,8 +276,7 @@ fn first_sctp_fragment_takes_an_expired_slot() {
         for (program, packet, expected) in both(lab, &[7; 200], |packet| packet) {
             let (frame, expected) =
                 (fragments(&packet, ID + 0x20).remove(0), fragments(&expected, ID + 0x20).remove(0));
-            occupy_slots(now());
-            becomes(lab, program, &frame, expected, counted(program, &frame));
+            becomes_without_slot(lab, program, &frame, expected, counted(program, &frame));
             free_slots();
             assert_eq!(lab.run(program, &frame).action, BUFFERED);
         }
@@ -274,28 +308,47 @@ fn no_mapping_is_counted_for_an_unmapped_sctp_fragment() {
     });
 }
 
+/// A frame for a program, and the expected output and counter changes.
+type Step = (&'static str, Vec<u8>, Vec<u8>, Vec<Change>);
+
+/// Returns the fragments of an INIT, of the Pod's ABORT, and the first fragment of further data.
+fn refused_association(client: SocketAddr) -> Vec<Step> {
+    let init = sctp(client, node(), INIT, &[0; 100]);
+    let abort = sctp(pod(), client, ABORT, &[0; 100]);
+    let data = sctp(client, node(), DATA, &[0; 100]);
+    let cut = |packet: &Packet, translated: &Packet| fragments(packet, ID).into_iter().zip(fragments(translated, ID));
+    let mut steps = Vec::new();
+    for (number, (frame, expected)) in cut(&init, &to(&init, pod())).enumerate() {
+        let change = if number == 0 { first_request } else { request };
+        let changes = change("61000/sctp", frame.len());
+        steps.push((PROG_INGRESS, frame, expected, changes));
+    }
+    for (frame, expected) in cut(&abort, &from(&abort, node())) {
+        let changes = reply("61000/sctp", frame.len());
+        steps.push((PROG_EGRESS, frame, expected, changes));
+    }
+    // If the ABORT had been missed, this packet would establish the flow.
+    let (frame, expected) = cut(&data, &to(&data, pod())).next().unwrap();
+    let changes = first_request("61000/sctp", frame.len());
+    steps.push((PROG_INGRESS, frame, expected, changes));
+    steps
+}
+
 /// A fragmented INIT opens a flow as a whole INIT does, and a fragmented ABORT prevents the flow from being
 /// established.
 #[test]
 fn cut_init_and_abort_are_tracked_as_whole_ones() {
     with_mappings(|lab| {
-        let mut occupied = None;
-        keep_slots_occupied(&mut occupied);
-        let init = sctp(client(), node(), INIT, &[0; 100]);
-        for (number, (frame, expected)) in fragments(&init, ID).iter().zip(fragments(&to(&init, pod()), ID)).enumerate()
-        {
-            let change = if number == 0 { first_request } else { request };
-            becomes(lab, PROG_INGRESS, frame, expected, change("61000/sctp", frame.len()));
+        let (steps, outcomes) = within_wait(|attempt| {
+            // Each attempt has its own client port, because the previous attempt has changed the state of its flow.
+            let port = client().port() + u16::try_from(attempt).unwrap();
+            let steps = refused_association((client_ip(), port).into());
+            occupy_slots(now());
+            let outcomes: Vec<Outcome> = steps.iter().map(|(program, frame, ..)| lab.run(program, frame)).collect();
+            (steps, outcomes)
+        });
+        for ((program, _, bytes, changes), outcome) in steps.into_iter().zip(outcomes) {
+            assert_eq!(outcome, Outcome { action: NEXT, bytes, changes }, "{program}");
         }
-        keep_slots_occupied(&mut occupied);
-        let abort = sctp(pod(), client(), ABORT, &[0; 100]);
-        for (frame, expected) in fragments(&abort, ID).iter().zip(fragments(&from(&abort, node()), ID)) {
-            becomes(lab, PROG_EGRESS, frame, expected, reply("61000/sctp", frame.len()));
-        }
-        keep_slots_occupied(&mut occupied);
-        // If the ABORT had been missed, this packet would establish the flow.
-        let question = sctp(client(), node(), DATA, &[0; 100]);
-        let (frame, expected) = (&fragments(&question, ID)[0], fragments(&to(&question, pod()), ID).remove(0));
-        becomes(lab, PROG_INGRESS, frame, expected, first_request("61000/sctp", frame.len()));
     });
 }

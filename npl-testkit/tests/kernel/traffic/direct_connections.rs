@@ -59,7 +59,7 @@ fn socket(from: &Netns, server: SocketAddr, kind: Type, protocol: Protocol) -> S
     // ended only recently.
     socket.set_reuse_address(true).unwrap();
     socket.bind(&SocketAddr::new(any, CLIENT_PORT).into()).unwrap();
-    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket.set_read_timeout(Some(poll::extended(LIMIT))).unwrap();
     socket
 }
 
@@ -78,7 +78,9 @@ fn tcp_connections_of_one_client_port_alternate_between_mapped_and_direct() {
             server_addresses(&world).into_iter().flat_map(|server_addresses| [server_addresses; ROUNDS].concat())
         {
             let socket = socket(world.client(), server, Type::STREAM, Protocol::TCP);
-            socket.connect_timeout(&server.into(), LIMIT).unwrap_or_else(|error| panic!("{name}, {server}: {error}"));
+            socket
+                .connect_timeout(&server.into(), poll::extended(LIMIT))
+                .unwrap_or_else(|error| panic!("{name}, {server}: {error}"));
             let stream = TcpStream::from(socket);
             for question in ["who are you?", "still there?"] {
                 let answer = traffic::tcp_ask(&stream, question).unwrap();

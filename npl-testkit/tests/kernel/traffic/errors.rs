@@ -103,7 +103,7 @@ fn closed_pod_port_refuses_a_datagram() {
     let mut world = World::new(1);
     for server in map_closed_port(&mut world) {
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
-        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        socket.set_read_timeout(Some(poll::extended(LIMIT))).unwrap();
         socket.send(b"hello").unwrap();
         let error = poll::uninterrupted(|| socket.recv(&mut [0; 64])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{server}");

@@ -33,7 +33,13 @@ table inet npl_test {
 }";
 
 /// A rule that is added to [`STATEFUL`] and drops all TCP packets.
-const DROP_TCP: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
+const DROP_TCP: &str = "
+add counter inet npl_test dropped
+insert rule inet npl_test forward meta l4proto tcp counter name dropped drop comment \"changed\"";
+
+/// The number of packets that the stack must drop before a transfer without further data counts as stopped. The
+/// intervals between retransmissions double, so a larger number would take long.
+const DROPPED: u64 = 2;
 
 /// Time limit for waits for the kernel, far above their usual duration.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
@@ -96,10 +102,13 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         transfer.wait_for_share(0.1, LIMIT).unwrap();
         world.node().nft(DROP_TCP).unwrap();
         let moved_before = transfer.moved();
+        // A time without further data would not show that the flow has stopped, because the machine may be slow. The
+        // flow has stopped if no data arrives while the stack drops retransmissions.
         let stalled = || {
-            let before = transfer.moved();
-            poll::until("no further data", Duration::from_millis(500), || (transfer.moved() != before).then_some(()))
-                .is_err()
+            let (moved, dropped) = (transfer.moved(), counted(&world, "dropped"));
+            let more = || (counted(&world, "dropped") >= dropped + DROPPED).then_some(());
+            poll::until("retransmissions that the stack drops", LIMIT, more).unwrap();
+            transfer.moved() == moved
         };
         poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
         assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");

@@ -11,6 +11,8 @@ use aya::programs::TcAttachType;
 use npl_agent::core::devices::plan::DevicePlan;
 use npl_agent::core::devices::redirect::{Forwarding, HopKind, PodNextHop, ProgramSet};
 use npl_agent::devices::apply::apply;
+use npl_testkit::echo::Answer;
+use npl_testkit::echo::pattern::Digest;
 use npl_testkit::foreign::{BOTH, DROPS, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
 use npl_testkit::{poll, traffic};
@@ -20,13 +22,15 @@ use crate::world::World;
 
 /// A rate limit as the CNI's `bandwidth` plug-in sets it.
 const RATE_LIMIT: &str = "qdisc add dev DEVICE root tbf rate 100mbit burst 256kb latency 400ms";
-/// Counts packets that the kernel stack forwards.
+/// Counts packets that the kernel stack forwards, and those that it forwards to the Pod's server.
 const COUNT_FORWARDED: &str = "
 table inet npl_test {
   counter forwarded { }
+  counter to_server { }
   chain forward {
     type filter hook forward priority filter; policy accept;
     counter name forwarded
+    udp dport 8080 counter name to_server
   }
 }";
 
@@ -36,8 +40,6 @@ const ADDRESSES: usize = 4;
 /// Time limit of waits: far above their usual duration, and above the interval after which an offloaded flow returns to
 /// the kernel stack.
 const LIMIT: Duration = Duration::from_secs(30);
-/// The time limit for a reply that must not arrive.
-const REPLY_LIMIT: Duration = Duration::from_millis(500);
 
 fn tc(device: &Device, line: &str) {
     device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
@@ -154,23 +156,41 @@ fn third_party_programs_after_npls_on_an_uplink_are_not_bypassed() {
     world.assert_answers();
 }
 
-/// Whether a datagram is answered within `limit`. Each question has its own number, so that a late answer to an earlier
-/// question does not count.
-fn is_answered_within(limit: Duration, socket: &UdpSocket) -> bool {
+/// Sends a question with a number, so that a late answer to an earlier question does not count.
+fn send(socket: &UdpSocket) -> Vec<u8> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let question = format!("still connected, {}?", NUMBER.fetch_add(1, Ordering::Relaxed));
-    socket.send(question.as_bytes()).is_ok()
-        && traffic::udp_receive(socket, question.as_bytes(), limit * poll::patience()).unwrap().is_some()
+    let question = format!("still connected, {}?", NUMBER.fetch_add(1, Ordering::Relaxed)).into_bytes();
+    assert_eq!(socket.send(&question).unwrap(), question.len());
+    question
 }
 
 /// Whether a datagram is answered, although the machine may be slow.
 fn is_answered(socket: &UdpSocket) -> bool {
-    is_answered_within(LIMIT, socket)
+    traffic::udp_receive(socket, &send(socket), poll::extended(LIMIT)).unwrap().is_some()
 }
 
-/// Whether a datagram is not answered within [`REPLY_LIMIT`].
-fn is_unanswered(socket: &UdpSocket) -> bool {
-    !is_answered_within(REPLY_LIMIT, socket)
+/// Whether the stack forwards a question to the Pod's server. If not, the question bypasses the stack, and is answered.
+fn is_forwarded(world: &World, socket: &UdpSocket) -> bool {
+    let to_server = || world.node().packets_counted("inet npl_test to_server").unwrap();
+    let (before, question) = (to_server(), send(socket));
+    // The stack forwards a question before the Pod answers, so the count is read after each look for an answer.
+    let outcome = || {
+        let is_answered = traffic::udp_receive(socket, &question, Duration::from_millis(1)).unwrap().is_some();
+        let is_forwarded = to_server() > before;
+        (is_answered || is_forwarded).then_some(is_forwarded)
+    };
+    poll::until("a question to be answered or forwarded", LIMIT, outcome).unwrap().0
+}
+
+/// Asserts that no answer to an earlier question arrives before the answer to a new one.
+#[track_caller]
+fn assert_next_answer_is_to_a_new_question(socket: &UdpSocket) {
+    let digest = Digest::of(&send(socket)).to_string();
+    let mut buffer = [0; 512];
+    socket.set_read_timeout(Some(poll::extended(LIMIT))).unwrap();
+    let length = poll::uninterrupted(|| socket.recv(&mut buffer)).unwrap();
+    let answer: Answer = serde_json::from_slice(&buffer[..length]).unwrap();
+    assert_eq!(answer.digest, digest, "an earlier question has bypassed the program");
 }
 
 /// NPL's program is the last one at the egress hook of a Pod's device. If a third-party program drops a packet there,
@@ -212,10 +232,11 @@ fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     };
     poll::until("an offloaded flow", LIMIT, is_offloaded).unwrap();
     program.change(DROPS).unwrap();
-    poll::until("the end of the offloaded flow", LIMIT, || is_unanswered(&socket).then_some(())).unwrap();
+    poll::until("the end of the offloaded flow", LIMIT, || is_forwarded(&world, &socket).then_some(())).unwrap();
     for question in 0..5 {
-        assert!(is_unanswered(&socket), "question {question} has bypassed the program");
+        assert!(is_forwarded(&world, &socket), "question {question} has bypassed the program");
     }
+    // The program has dropped the forwarded questions. Otherwise, their answers would arrive before the next one.
     program.change(HANDS_ON).unwrap();
-    assert!(is_answered(&socket));
+    assert_next_answer_is_to_a_new_question(&socket);
 }

@@ -2,7 +2,7 @@
 //! Tests the nftables guard. On a Node that masquerades Pods, replies must keep their source address after kernel
 //! conntrack has lost the connection's entry.
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
@@ -19,8 +19,18 @@ const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
-/// The time for which a test waits to show that no packet arrives.
-const SILENCE: Duration = Duration::from_secs(1);
+/// Counts packets that arrive at the client with another source port than the node port that it uses: the kernel has
+/// masqueraded these packets before NPL's program could translate their source.
+const COUNT_MASQUERADED: &str = "
+table inet npl_test {
+  counter tcp_masqueraded { }
+  counter udp_masqueraded { }
+  chain prerouting {
+    type filter hook prerouting priority raw;
+    meta nfproto NFPROTO tcp sport != 61050 counter name tcp_masqueraded
+    meta nfproto NFPROTO udp sport != 61050 counter name udp_masqueraded
+  }
+}";
 
 /// Creates a Node that masquerades its Pods, with a mapping for a Pod port on which no server listens yet.
 fn masquerading() -> World {
@@ -73,16 +83,24 @@ impl Served {
         let pod = &world.pod().netns;
         let listener = pod.run(|| TcpListener::bind(everywhere)).unwrap().unwrap();
         let socket = pod.run(|| UdpSocket::bind(everywhere)).unwrap().unwrap();
-        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        socket.set_read_timeout(Some(poll::extended(LIMIT))).unwrap();
         Self { listener, socket }
     }
 }
 
-/// Whether a Pod's data still reaches its client by TCP and by UDP after kernel conntrack has lost the connection.
-fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duration) -> [bool; 2] {
-    let mut client = world.client().run(|| TcpStream::connect_timeout(&frontend(node_ip), LIMIT)).unwrap().unwrap();
+/// A client's connection and UDP socket, to which the Pod has sent data after kernel conntrack has lost both flows.
+struct Pushed {
+    client: TcpStream,
+    socket: UdpSocket,
+    /// The Pod's end of the connection, which retransmits the data until this value is dropped.
+    _server: TcpStream,
+}
+
+fn push(world: &World, served: &Served, node_ip: IpAddr) -> Pushed {
+    let limit = poll::extended(LIMIT);
+    let mut client = world.client().run(|| TcpStream::connect_timeout(&frontend(node_ip), limit)).unwrap().unwrap();
     let (mut server, _) = served.listener.accept().unwrap();
-    server.set_read_timeout(Some(LIMIT)).unwrap();
+    server.set_read_timeout(Some(limit)).unwrap();
     let mut question = [0; 8];
     client.write_all(b"question").unwrap();
     server.read_exact(&mut question).unwrap();
@@ -90,7 +108,7 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
     let unspecified: IpAddr = if node_ip.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = world.client().run(|| UdpSocket::bind((unspecified, 0))).unwrap().unwrap();
     socket.connect(frontend(node_ip)).unwrap();
-    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    socket.set_read_timeout(Some(limit)).unwrap();
     socket.send(b"question").unwrap();
     let (_, client_addr) = poll::uninterrupted(|| served.socket.recv_from(&mut question)).unwrap();
     served.socket.send_to(b"answer", client_addr).unwrap();
@@ -98,15 +116,29 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
     assert_eq!(poll::uninterrupted(|| socket.recv(&mut answer)).unwrap(), 6);
 
     client.set_read_timeout(Some(limit)).unwrap();
-    socket.set_read_timeout(Some(limit)).unwrap();
     world.node().forget_connections().unwrap();
     server.write_all(b"pushed").unwrap();
     served.socket.send_to(b"pushed", client_addr).unwrap();
-    let is_pushed = |read: std::io::Result<usize>, bytes: &[u8]| read.is_ok_and(|count| bytes[..count] == *b"pushed");
-    let by_tcp = poll::uninterrupted(|| client.read(&mut answer));
-    let by_tcp = is_pushed(by_tcp, &answer);
-    let by_udp = poll::uninterrupted(|| socket.recv(&mut answer));
-    [by_tcp, is_pushed(by_udp, &answer)]
+    Pushed { client, socket, _server: server }
+}
+
+impl Pushed {
+    /// Whether the Pod's data arrives on the connection and at the UDP socket.
+    fn is_received(&mut self) -> [bool; 2] {
+        let mut data = [0; 8];
+        let is_pushed = |read: io::Result<usize>, bytes: &[u8]| read.is_ok_and(|count| bytes[..count] == *b"pushed");
+        let by_tcp = poll::uninterrupted(|| self.client.read(&mut data));
+        let by_tcp = is_pushed(by_tcp, &data);
+        let by_udp = poll::uninterrupted(|| self.socket.recv(&mut data));
+        [by_tcp, is_pushed(by_udp, &data)]
+    }
+
+    /// Does the same as [`Pushed::is_received`], for data that has already arrived.
+    fn has_arrived(&mut self) -> [bool; 2] {
+        self.client.set_nonblocking(true).unwrap();
+        self.socket.set_nonblocking(true).unwrap();
+        self.is_received()
+    }
 }
 
 #[test]
@@ -116,7 +148,7 @@ fn guard_keeps_the_source_of_replies_after_conntrack_has_lost_the_connection() {
     poll::until("the guard", LIMIT, || has_both_families(&world).then_some(())).unwrap();
     let served = Served::by(&world);
     for node_ip in world.node_ips() {
-        assert_eq!(pushes_arrive(&world, &served, node_ip, LIMIT), [true; 2], "by {node_ip}");
+        assert_eq!(push(&world, &served, node_ip).is_received(), [true; 2], "by {node_ip}");
     }
 }
 
@@ -128,7 +160,14 @@ fn replies_of_a_lost_connection_are_masqueraded_without_the_guard() {
     let _guard = guarded(&mut world, GuardMode::Off);
     let served = Served::by(&world);
     for node_ip in world.node_ips() {
-        assert_eq!(pushes_arrive(&world, &served, node_ip, SILENCE), [false; 2], "by {node_ip}");
+        let family = if node_ip.is_ipv4() { "ipv4" } else { "ipv6" };
+        world.client().nft(&COUNT_MASQUERADED.replace("NFPROTO", family)).unwrap();
+        let mut pushed = push(&world, &served, node_ip);
+        let count = |name| world.client().packets_counted(&format!("inet npl_test {name}")).unwrap();
+        let are_masqueraded = || (count("tcp_masqueraded") > 0 && count("udp_masqueraded") > 0).then_some(());
+        poll::until("the Pod's data with another source", LIMIT, are_masqueraded).unwrap();
+        assert_eq!(pushed.has_arrived(), [false; 2], "by {node_ip}");
+        world.client().nft("delete table inet npl_test").unwrap();
     }
 }
 

@@ -2,8 +2,8 @@
 //! Tests kernel conntrack with `--forwarding offload`. The stack sees a packet of each direction periodically, so that
 //! live connections keep their conntrack entries, and the entries of ended connections time out.
 
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use npl_testkit::echo::Protocol;
@@ -11,7 +11,7 @@ use npl_testkit::traffic::{self, Direction, Transfer, udp_socket};
 use npl_testkit::{poll, tools};
 
 use super::flow_offload::{LIMIT, counted, offloading};
-use crate::world::World;
+use crate::world::{World, is_emulated};
 
 /// Counts packets that kernel conntrack treats as the start of a connection.
 const COUNT_NEW: &str = "
@@ -23,18 +23,20 @@ table inet npl_begun {
   }
 }";
 
-/// Timeout in seconds: half of [`LIVE`]. With any kernel configuration, the timeout is longer than the 256 jiffies
-/// after which an offloaded flow returns to the stack.
-const SHORT: u32 = 4;
-/// Timeout in seconds that is longer than any test.
+/// Timeout in seconds that is longer than any test, also on a slow machine.
 const LONG: u32 = 3600;
 
-/// The number of questions that a UDP socket sends before the other socket's turn. Both turns must end within
-/// [`SHORT`], also on an emulated processor.
-const QUESTIONS: usize = 10;
+/// The number of UDP requests that follow each other without another action. Without offload, the stack forwards two
+/// packets for each request.
+const QUESTIONS: u64 = 10;
 
-/// The duration of a flow. An entry without packets would time out within half of this duration.
-const LIVE: Duration = Duration::from_secs(8);
+/// The number of times that a packet must renew an entry's remaining time during the test, and the number of series of
+/// UDP requests that must bypass the stack.
+const RENEWALS: u32 = 4;
+
+/// The duration of a transfer at its rate, in seconds. The entries are observed for a few seconds, and the transfer
+/// then continues without a rate limit.
+const SECONDS: u64 = 32;
 
 /// The sysctls with the timeouts of a closing connection: one for each state from the first FIN to the entry's removal.
 const CLOSING_TIMEOUTS: [&str; 5] = [
@@ -82,32 +84,104 @@ fn wait_until_timed_out(world: &World, protocol: Protocol) {
     assert!(waited.is_ok(), "{waited:?}: {remaining:?}");
 }
 
-/// Starts transfers in these directions in each family, at a rate.
-fn start(world: &World, directions: &[Direction], bytes: u64, rate: u64) -> Vec<Transfer> {
-    let each =
-        world.frontends().into_iter().flat_map(|server| directions.iter().map(move |direction| (server, *direction)));
-    each.map(|(server, direction)| Transfer::start(world.client(), server, direction, bytes, rate).unwrap()).collect()
+/// The observed entries of one protocol, by address family and by the entry's id.
+///
+/// The test does not depend on the speed of the machine: no entry can time out, and each renewal is proved by two
+/// readings of the remaining time and by the clock.
+#[derive(Default)]
+struct Observation {
+    entries: BTreeMap<(bool, String), Renewals>,
 }
 
-/// Kernel conntrack's timeouts are four seconds. If the stack saw no packets of offloaded connections, their entries
-/// would time out, and their later packets would be invalid.
+/// How often packets have renewed the remaining time of an entry.
+#[derive(Debug)]
+struct Renewals {
+    count: u32,
+    /// The latest time at which the entry would time out if no packet renewed it.
+    timeout_before: Duration,
+}
+
+impl Observation {
+    /// Reads the entries of `protocol`, which must always be the same, `count` in each family.
+    #[track_caller]
+    fn read(&mut self, world: &World, protocol: Protocol, count: usize, start: Instant) {
+        for server in world.frontends() {
+            let before = start.elapsed();
+            let lines = tracked(world, protocol, server);
+            let after = start.elapsed();
+            assert_eq!(lines.len(), count, "entries for {server}: {lines:?}");
+            for line in lines {
+                let id = line.split_whitespace().find(|field| field.starts_with("id=")).unwrap().to_owned();
+                let remaining = remaining(&line);
+                assert!(remaining > LONG / 2, "{line}");
+                let remaining = Duration::from_secs(remaining.into());
+                // The kernel rounds the remaining time down to seconds.
+                let (earliest, latest) = (before + remaining, after + remaining + Duration::from_secs(1));
+                let new = Renewals { count: 0, timeout_before: latest };
+                let entry = self.entries.entry((server.is_ipv4(), id)).or_insert(new);
+                if earliest > entry.timeout_before {
+                    *entry = Renewals { count: entry.count + 1, timeout_before: latest };
+                } else {
+                    entry.timeout_before = entry.timeout_before.min(latest);
+                }
+            }
+        }
+        // A new entry has a new id. It would replace an entry that had timed out or that the kernel had removed.
+        assert_eq!(self.entries.len(), 2 * count, "{:?}", self.entries);
+    }
+
+    fn are_renewed(&self) -> bool {
+        self.entries.values().all(|entry| entry.count >= RENEWALS)
+    }
+}
+
+/// The number of seconds after which an entry times out, from its line of `conntrack -L`.
+fn remaining(line: &str) -> u32 {
+    line.split_whitespace().nth(2).unwrap().parse().unwrap()
+}
+
+/// Waits until packets have renewed each TCP entry, `count` in each family, several times.
+#[track_caller]
+fn wait_for_renewals(world: &World, count: usize) {
+    let (start, mut observation) = (Instant::now(), Observation::default());
+    let are_renewed = || {
+        observation.read(world, Protocol::Tcp, count, start);
+        assert_eq!(established(world), [count; 2]);
+        observation.are_renewed().then_some(())
+    };
+    let renewed = poll::until("renewals of every entry", LIMIT, are_renewed);
+    assert!(renewed.is_ok(), "{renewed:?}: {:?}", observation.entries);
+}
+
+/// Starts transfers in these directions in each family.
+fn start(world: &World, directions: &[Direction]) -> Vec<Transfer> {
+    let rate = if is_emulated() { 1 << 18 } else { 1 << 21 };
+    let each =
+        world.frontends().into_iter().flat_map(|server| directions.iter().map(move |direction| (server, *direction)));
+    let start = |(server, direction)| Transfer::start(world.client(), server, direction, rate * SECONDS, rate).unwrap();
+    each.map(start).collect()
+}
+
+/// Ends the transfers, all of whose data must arrive.
+#[track_caller]
+fn finish(running: Vec<Transfer>) {
+    assert!(running.iter().all(Transfer::is_running), "a transfer has ended before its entry was observed");
+    running.iter().for_each(Transfer::remove_rate_limit);
+    for transfer in running {
+        transfer.join().unwrap();
+    }
+}
+
+/// If the stack saw no packets of offloaded connections, no packet would renew the remaining time of their entries. The
+/// entries would time out, and later packets of the connections would be invalid.
 #[test]
 fn kernel_conntrack_keeps_offloaded_connections() {
     let world = offloading();
-    set_timeouts(&world, &["tcp_timeout_established", "tcp_timeout_unacknowledged"], SHORT);
-    let rate = 1 << 20;
-    let bytes = rate * LIVE.as_secs();
-    let running = start(&world, &[Direction::Upload, Direction::Download], bytes, rate);
+    set_timeouts(&world, &["tcp_timeout_established", "tcp_timeout_unacknowledged"], LONG);
+    let running = start(&world, &[Direction::Upload, Direction::Download]);
     wait_for_established(&world, 2);
-    let are_running = || running.iter().all(|transfer| transfer.moved() < bytes / 4 * 3);
-    while are_running() {
-        let established = established(&world);
-        // If a transfer has ended after the loop's check, kernel conntrack has no established entry for it.
-        assert!(established == [2; 2] || !are_running(), "{established:?}");
-    }
-    for transfer in running {
-        assert_eq!(transfer.join().unwrap().bytes, bytes);
-    }
+    wait_for_renewals(&world, 2);
+    finish(running);
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
@@ -120,68 +194,51 @@ fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and
     let world = offloading();
     set_timeouts(&world, &["tcp_timeout_established", "tcp_timeout_unacknowledged"], LONG);
     set_timeouts(&world, &CLOSING_TIMEOUTS, 1);
-    let rate = 4 << 20;
     for direction in [Direction::Upload, Direction::Download] {
-        let running = start(&world, &[direction], rate * 4, rate);
+        let running = start(&world, &[direction]);
         wait_for_established(&world, 1);
-        let are_running = || running.iter().all(|transfer| transfer.moved() < rate * 2);
-        while are_running() {
-            for server in world.frontends() {
-                let lines = tracked(&world, Protocol::Tcp, server);
-                if !are_running() {
-                    break;
-                }
-                let [line] = &lines[..] else { panic!("there is not exactly one entry: {lines:?}") };
-                let remaining: u32 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
-                assert!(remaining > LONG / 2, "{line}");
-            }
-        }
-        for transfer in running {
-            assert_eq!(transfer.join().unwrap().bytes, rate * 4);
-        }
+        wait_for_renewals(&world, 1);
+        finish(running);
         wait_until_timed_out(&world, Protocol::Tcp);
     }
     assert_eq!(counted(&world, "invalid"), 0);
-}
-
-/// Sends requests from each socket in turn for the duration of the flows. Returns the number of requests, the ids of
-/// all conntrack entries, and each family's last entry as text.
-fn send_requests(world: &World, sockets: &[UdpSocket; 2]) -> (u64, [BTreeSet<String>; 2], [String; 2]) {
-    let (since, mut questions) = (Instant::now(), 0);
-    let (mut ids, mut last) = ([const { BTreeSet::new() }; 2], [const { String::new() }; 2]);
-    while since.elapsed() < LIVE {
-        for (family, (socket, server)) in sockets.iter().zip(world.frontends()).enumerate() {
-            for _ in 0..QUESTIONS {
-                assert_eq!(traffic::udp_ask(socket, &format!("question {questions}")).unwrap().pod, "web-0");
-                questions += 1;
-            }
-            let [line] = &tracked(world, Protocol::Udp, server)[..] else {
-                panic!("there is not exactly one entry for {server}")
-            };
-            ids[family].extend(line.split_whitespace().find(|field| field.starts_with("id=")).map(str::to_owned));
-            last[family].clone_from(line);
-        }
-    }
-    (questions, ids, last)
 }
 
 /// The ids of kernel conntrack's entries show whether the entries are kept: after a timeout, the next datagram would
 /// create an entry with another id, as a new connection.
 #[test]
 fn kernel_conntrack_keeps_offloaded_udp_flows_and_times_them_out_afterwards() {
+    let timeouts = ["udp_timeout", "udp_timeout_stream"];
     let world = offloading();
-    set_timeouts(&world, &["udp_timeout", "udp_timeout_stream"], SHORT);
+    set_timeouts(&world, &timeouts, LONG);
     world.node().nft(COUNT_NEW).unwrap();
     let sockets = world.frontends().map(|server| udp_socket(world.client(), server, true).unwrap());
-    let before = counted(&world, "forwarded");
-    let (questions, ids, last) = send_requests(&world, &sockets);
-    let forwarded = counted(&world, "forwarded") - before;
-    assert!(forwarded > 0 && forwarded * 3 < questions * 2, "{forwarded} forwarded packets for {questions} requests");
-    for (ids, last) in ids.iter().zip(&last) {
-        assert_eq!(ids.len(), 1, "entries of one UDP flow: {ids:?}");
-        assert!(last.contains("[ASSURED]") && !last.contains("[UNREPLIED]"), "{last}");
+    let ask = |socket| assert_eq!(traffic::udp_ask(socket, "who?").unwrap().pod, "web-0");
+    let (start, mut observation, mut offloaded) = (Instant::now(), Observation::default(), [0; 2]);
+    let are_kept = || {
+        for (socket, offloaded) in sockets.iter().zip(&mut offloaded) {
+            let before = counted(&world, "forwarded");
+            (0..QUESTIONS).for_each(|_| ask(socket));
+            *offloaded += u32::from(counted(&world, "forwarded") - before < QUESTIONS);
+        }
+        observation.read(&world, Protocol::Udp, 1, start);
+        (observation.are_renewed() && offloaded.iter().all(|count| *count >= RENEWALS)).then_some(())
+    };
+    let kept = poll::until("renewals of the entries of offloaded flows", LIMIT, are_kept);
+    assert!(kept.is_ok(), "{kept:?}: {:?}, {offloaded:?} series of requests were offloaded", observation.entries);
+    for server in world.frontends() {
+        let lines = tracked(&world, Protocol::Udp, server);
+        assert!(lines.iter().all(|line| line.contains("[ASSURED]") && !line.contains("[UNREPLIED]")), "{lines:?}");
     }
     assert_eq!(world.node().packets_counted("inet npl_begun begun").unwrap(), 2, "one new flow in each family");
     assert_eq!(counted(&world, "invalid"), 0);
+    // The next packets that the stack forwards shorten the remaining time of the entries.
+    set_timeouts(&world, &timeouts, 1);
+    let are_shortened = || {
+        sockets.iter().for_each(ask);
+        let lines = world.frontends().map(|server| tracked(&world, Protocol::Udp, server)).concat();
+        lines.iter().all(|line| remaining(line) <= 1).then_some(())
+    };
+    poll::until("the shorter timeout", LIMIT, are_shortened).unwrap();
     wait_until_timed_out(&world, Protocol::Udp);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::{Ip, Packet, Transport};
 use npl_testkit::topology::Options;
-use npl_testkit::traffic;
+use npl_testkit::{poll, traffic};
 
 use crate::lab::mapping;
 use crate::oracle::{self, Translation};
@@ -83,9 +83,9 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
     let mut sent = packet.clone();
     sent.ethernet = Some(from.ethernet());
     from.send(&sent.build()).unwrap();
-    let start = Instant::now();
-    while start.elapsed() < LIMIT {
-        let Some(frame) = at.receive(LIMIT).unwrap() else { break };
+    let (start, limit) = (Instant::now(), poll::extended(LIMIT));
+    while start.elapsed() < limit {
+        let Some(frame) = at.receive(limit).unwrap() else { break };
         let Ok(mut seen) = Packet::parse(&frame) else { continue };
         if is_wanted(&seen) {
             // Clear fields that differ in each run: link-layer addresses, and random values of the sender.

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
+use npl_testkit::poll;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, UdpOptions};
 
@@ -148,7 +149,7 @@ const PAYLOAD: &str = "a request that is captured";
 /// Finds the request's frame among the frames that the capture has received.
 fn captured_request(wire: &Wire) -> Vec<u8> {
     loop {
-        let frame = wire.receive(LIMIT).unwrap().unwrap();
+        let frame = wire.receive(poll::extended(LIMIT)).unwrap().unwrap();
         if frame.windows(PAYLOAD.len()).any(|window| window == PAYLOAD.as_bytes()) {
             return frame;
         }

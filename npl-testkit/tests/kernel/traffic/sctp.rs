@@ -11,6 +11,7 @@ use npl_agent::sockets::{Reservations, ReserveError};
 use npl_testkit::echo::{self, EchoServer};
 use npl_testkit::packet::sctp_chunks::{COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK};
 use npl_testkit::packet::{Crc, Packet, SCTP_TAG, Transport};
+use npl_testkit::poll;
 use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{self, has_sctp};
 
@@ -113,9 +114,9 @@ impl Endpoint<'_> {
     /// Waits for an SCTP packet between two addresses, with a first chunk of this type.
     #[track_caller]
     fn expect(&self, from: SocketAddr, to: SocketAddr, kind: u8) -> Packet {
-        let start = Instant::now();
-        while start.elapsed() < LIMIT {
-            let Some(frame) = self.wire.receive(LIMIT).unwrap() else { break };
+        let (start, limit) = (Instant::now(), poll::extended(LIMIT));
+        while start.elapsed() < limit {
+            let Some(frame) = self.wire.receive(limit).unwrap() else { break };
             let Ok(packet) = Packet::parse(&frame) else { continue };
             let Transport::Sctp(sctp) = &packet.transport else { continue };
             let addresses: [SocketAddr; 2] =
@@ -129,9 +130,9 @@ impl Endpoint<'_> {
 
     /// Waits for an ICMP error about an SCTP packet, and returns its source and the quoted packet.
     fn expect_error(&self) -> (IpAddr, Packet) {
-        let start = Instant::now();
-        while start.elapsed() < LIMIT {
-            let Some(frame) = self.wire.receive(LIMIT).unwrap() else { break };
+        let (start, limit) = (Instant::now(), poll::extended(LIMIT));
+        while start.elapsed() < limit {
+            let Some(frame) = self.wire.receive(limit).unwrap() else { break };
             let Ok(packet) = Packet::parse(&frame) else { continue };
             let Transport::Icmp(icmp) = &packet.transport else { continue };
             let Ok(quoted) = Packet::parse_ip(&icmp.payload) else { continue };
@@ -240,9 +241,9 @@ fn assert_fragments_translated(
 /// arrived.
 fn receive_fragments(wire: &Wire, family: Family) -> Result<Packet, Vec<usize>> {
     let (mut beginning, mut parts, mut end) = (Vec::new(), BTreeMap::new(), None);
-    let start = Instant::now();
-    while start.elapsed() < LIMIT {
-        let Some(frame) = wire.receive(LIMIT).unwrap() else { break };
+    let (start, limit) = (Instant::now(), poll::extended(LIMIT));
+    while start.elapsed() < limit {
+        let Some(frame) = wire.receive(limit).unwrap() else { break };
         let Some(Fragment { offset, is_last, content }) = parse_fragment(&frame, family) else { continue };
         if offset == 0 {
             beginning = frame[..L3 + header_length(family)].to_vec();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, RST, SYN};
 use npl_testkit::packet::{Packet, Transport};
+use npl_testkit::poll;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::tcp_request;
 
@@ -44,11 +45,11 @@ fn assert_passed_unchanged(from: &Wire, to: &Wire, packets: &[Packet]) {
         expected.ipv4_mut().unwrap().ttl -= 1;
         let expected = expected.build();
         from.send(&sent.build()).unwrap();
-        let start = Instant::now();
+        let (start, limit) = (Instant::now(), poll::extended(LIMIT));
         let mut seen = Vec::new();
         while !seen.contains(&expected) {
-            assert!(start.elapsed() < LIMIT, "{packet:?} did not arrive unchanged; received: {seen:02x?}");
-            seen.extend(to.receive(LIMIT).unwrap());
+            assert!(start.elapsed() < limit, "{packet:?} did not arrive unchanged; received: {seen:02x?}");
+            seen.extend(to.receive(limit).unwrap());
         }
     }
 }

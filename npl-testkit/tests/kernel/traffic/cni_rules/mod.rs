@@ -50,9 +50,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Interval in which the guard checks its table.
 const RESYNC: Duration = Duration::from_millis(200);
 
-/// The time for which a test waits to show that no packet arrives.
-const SILENCE: Duration = Duration::from_millis(500);
-
 /// A NAT address, with the Pod and the client's source address that are expected.
 struct Target {
     pod: String,
@@ -346,16 +343,22 @@ fn direct_request_through_the_pods_own_interface_is_not_marked() {
 #[test]
 fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
     let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
+    let second_client = world.topology.clients()[1].netns.clone();
+    second_client.nft(MISROUTED).unwrap();
     let socket = udp_socket(world.client(), (world.node_ip(), NODE_PORT + 1).into(), true).unwrap();
-    socket.set_read_timeout(Some(SILENCE)).unwrap();
+    socket.set_nonblocking(true).unwrap();
     let mut answer = [0; 512];
-    let mut ask = || {
-        socket.send(b"who?").unwrap();
-        poll::uninterrupted(|| socket.recv(&mut answer))
-    };
-    assert!(ask().is_err(), "without the guard, the reply must leave through the second interface and get lost");
+    socket.send(b"who?").unwrap();
+    // Without the guard, the reply leaves through the second interface and gets lost.
+    let is_misrouted = || (second_client.packets_counted("inet npl_test misrouted").unwrap() > 0).then_some(());
+    poll::until("the reply on the second interface", LIMIT, is_misrouted).unwrap();
+    assert_eq!(socket.recv(&mut answer).unwrap_err().kind(), ErrorKind::WouldBlock);
     let _guarded = guarded(world);
-    poll::until("a reply", LIMIT, || ask().ok()).unwrap();
+    let is_answered = || {
+        socket.send(b"who?").unwrap();
+        socket.recv(&mut answer).ok()
+    };
+    poll::until("a reply", LIMIT, is_answered).unwrap();
 }
 
 /// Counts packets from the Node's first address, which must not arrive on the second interface.
@@ -364,7 +367,7 @@ table inet npl_test {
   counter misrouted {}
   chain prerouting {
     type filter hook prerouting priority raw;
-    ip saddr 192.0.2.10 tcp sport 61001 counter name misrouted
+    ip saddr 192.0.2.10 meta l4proto { tcp, udp } th sport 61001 counter name misrouted
   }
 }";
 

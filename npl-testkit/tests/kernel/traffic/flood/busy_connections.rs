@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use npl_testkit::echo::Answer;
 use npl_testkit::echo::pattern::{Digest, Pattern};
+use npl_testkit::poll;
 
 /// Bytes in each direction and round: more than one packet.
 const BYTES: usize = 2048;
@@ -36,8 +37,8 @@ struct Connection<'s> {
 impl<'s> BusyConnections<'s> {
     pub(super) fn new(streams: &'s [TcpStream], pod: &'s str) -> Self {
         let connection = |stream: &'s TcpStream| {
-            stream.set_read_timeout(Some(STALL_LIMIT)).unwrap();
-            stream.set_write_timeout(Some(STALL_LIMIT)).unwrap();
+            stream.set_read_timeout(Some(poll::extended(STALL_LIMIT))).unwrap();
+            stream.set_write_timeout(Some(poll::extended(STALL_LIMIT))).unwrap();
             Connection { stream, replies: BufReader::new(stream), client: stream.local_addr().unwrap() }
         };
         Self { connections: streams.iter().map(connection).collect(), pod, rounds: 0 }

@@ -6,7 +6,7 @@ mod new_clients;
 mod source;
 
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use npl_agent::core::model::{Family, NodePort, Protocol};
@@ -28,6 +28,9 @@ const TRAFFIC_THREADS: usize = 4;
 /// Open files per connection: both ends are in this process, and the test needs further files.
 const FILES_EACH: usize = 4;
 
+/// The number of SYNs that the flood sends before it checks again whether enough clients have connected.
+const FURTHER_SYNS: u64 = 1000;
+
 /// Share of new clients that must be answered within the time limit, per mille.
 const SERVED_PER_MILLE: usize = 990;
 
@@ -41,7 +44,8 @@ const ARRIVED_PER_MILLE: u64 = 990;
 struct Size {
     syns: u64,
     connections: usize,
-    /// Minimum number of new clients.
+    /// Minimum number of new clients during the flood. On a slow machine, the flood continues until this number is
+    /// reached.
     new_clients: usize,
 }
 
@@ -74,16 +78,24 @@ fn syn_flood_loses_no_connection_and_refuses_no_client() {
 
     let before = requests(&datapath.tables);
     let source = Source::new(&world, datapath.hooks.load_program(npl_common::names::PROG_INGRESS).unwrap());
-    let is_over = AtomicBool::new(false);
+    let (is_over, count) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let send = || {
+        let mut sent = source.send(syns, &is_over);
+        while count.load(Ordering::Relaxed) < enough && !is_over.load(Ordering::Relaxed) {
+            sent += source.send(FURTHER_SYNS, &is_over);
+        }
+        sent
+    };
     let (sent, rounds, new_clients) = thread::scope(|scope| {
-        let flood = scope.spawn(|| until_over(&is_over, || source.send(syns, &is_over)));
+        let flood = scope.spawn(|| until_over(&is_over, send));
         let carry = |group: BusyConnections<'_>| until_over(&is_over, || group.run_until(&is_over));
         let mut threads = Vec::new();
         for group in groups {
             threads.push(scope.spawn(move || carry(group)));
         }
-        let new_clients = scope
-            .spawn(|| until_over(&is_over, || NewClients::connect_repeatedly(&client, frontend, client_ip, &is_over)));
+        let (is_over, count, client) = (&is_over, &count, &client);
+        let connect = move || NewClients::connect_repeatedly(client, frontend, client_ip, is_over, count);
+        let new_clients = scope.spawn(move || until_over(is_over, connect));
         (joined(flood), threads.into_iter().map(joined).collect::<Vec<u64>>(), joined(new_clients))
     });
     let arrived = source.arrived(sent);
@@ -91,9 +103,9 @@ fn syn_flood_loses_no_connection_and_refuses_no_client() {
     let translated = requests(&datapath.tables) - before;
     println!("{sent} SYNs, {translated} translated, {arrived:?} arrived; rounds {rounds:?}; {new_clients}");
 
-    assert_eq!(sent, syns);
-    assert!(translated >= syns * TRANSLATED_PER_MILLE / 1000, "{translated} of {syns} SYNs were translated");
-    assert!(arrived.is_none_or(|count| count >= syns * ARRIVED_PER_MILLE / 1000), "{arrived:?} of {syns} SYNs arrived");
+    assert!(sent >= syns, "the flood ended after {sent} SYNs");
+    assert!(translated >= sent * TRANSLATED_PER_MILLE / 1000, "{translated} of {sent} SYNs were translated");
+    assert!(arrived.is_none_or(|count| count >= sent * ARRIVED_PER_MILLE / 1000), "{arrived:?} of {sent} SYNs arrived");
     new_clients.assert_served(enough, SERVED_PER_MILLE);
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,14 +43,19 @@ struct Response {
     is_own: bool,
     /// The time until the answer.
     took: Duration,
-    /// Whether a packet of the client was lost. A TCP client checks this only if the answer was late. For a UDP client,
-    /// a packet counts as lost if the client has sent the datagram again.
+    /// Whether a packet of the client was lost. A client checks this only if the answer was late.
     has_lost: bool,
 }
 
 impl NewClients {
-    /// Connects by TCP and by UDP in turn until `is_over`.
-    pub(super) fn connect_repeatedly(from: &Netns, server: SocketAddr, client: IpAddr, is_over: &AtomicBool) -> Self {
+    /// Connects by TCP and by UDP in turn until `is_over`, and counts the clients of each protocol in `count`.
+    pub(super) fn connect_repeatedly(
+        from: &Netns,
+        server: SocketAddr,
+        client: IpAddr,
+        is_over: &AtomicBool,
+        count: &AtomicUsize,
+    ) -> Self {
         let mut all = Self::default();
         while !is_over.load(Ordering::Relaxed) {
             all.tcp.add(|| {
@@ -64,10 +69,11 @@ impl NewClients {
             // A lost datagram is no failure, because the client sends it again after 200 ms.
             all.udp.add(|| {
                 let start = Instant::now();
-                let UdpAnswer { answer, attempts } =
+                let UdpAnswer { answer, attempts: _, has_lost } =
                     traffic::udp_request(from, server, b"hello", UdpOptions::default())?;
-                Ok(Response { is_own: answer.client.ip() == client, took: start.elapsed(), has_lost: attempts > 1 })
+                Ok(Response { is_own: answer.client.ip() == client, took: start.elapsed(), has_lost })
             });
+            count.fetch_add(1, Ordering::Relaxed);
             // This sleep limits the rate of clients, and is no wait for a condition.
             thread::sleep(INTERVAL);
         }
