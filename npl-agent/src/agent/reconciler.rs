@@ -565,7 +565,7 @@ fn wall_clock() -> SystemTime {
 const fn subject(change: &Change) -> WatchedResource {
     match change {
         Change::StoreRestored | Change::Pods(_) | Change::Pod(_) | Change::PodGone(..) => WatchedResource::Pods,
-        Change::Services(_) | Change::Service(_) | Change::ServiceGone(_) => WatchedResource::Services,
+        Change::Services(..) | Change::Service(_) | Change::ServiceGone(_) => WatchedResource::Services,
         Change::Node(_) | Change::NodeGone => WatchedResource::Node,
     }
 }

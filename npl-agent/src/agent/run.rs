@@ -110,6 +110,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let counters = PinnedCounters { bpffs: bpffs.clone(), service_meter: service_meter.clone() };
     let metrics = Metrics::new(Arc::new(counters));
     let port_range = settings.port_range;
+    let namespaces = settings.namespaces.clone();
     let state = PlannerState::new(settings);
     // The metrics of mappings and ports are set before the first op. If they were set later, these metrics would be
     // absent on a Node without mappings, and alerts on missing or exhausted ports would not work there.
@@ -117,8 +118,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     // The watches start before the programs are loaded, so that the API server answers while the kernel verifies the
     // programs.
     let (sender, changes) = mpsc::channel(QUEUE);
-    let (contacts, confinement) = (WatchContacts::default(), ConfinementResult::default());
-    let watched = WatchedObjects { node_name: node_name.clone(), service_selector };
+    let (contacts, confinement) = (WatchContacts::new(&namespaces), ConfinementResult::default());
+    let watched = WatchedObjects { node_name: node_name.clone(), namespaces, service_selector };
     let mut connecting =
         kube::connect_and_watch(kubeconfig, watched, &annotation_keys, &metrics, &contacts, &confinement, sender);
     let (introspection, local_socket) = open_local_socket(runtime_dir, contacts, confinement, &node_name);

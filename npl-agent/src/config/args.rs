@@ -10,12 +10,13 @@ use clap::{
 
 use clap_complete::Shell;
 
-use super::{echo_args::EchoCommand, load_args::LoadArgs, value};
+use super::{echo_args::EchoCommand, load_args::LoadArgs, trace_args::TraceArgs, value};
 use crate::{
     core::{
         devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
         model::{
             Protocol,
+            namespaces::Namespaces,
             settings::{AnnotationFormat, NodeIpSource, PortRange, ProtocolPairing},
             sources::SourceRange,
         },
@@ -220,6 +221,13 @@ pub struct RunArgs {
         value_parser = value::domain
     )]
     pub annotation_domain: String,
+
+    /// Read only Services of these namespaces, separated by commas, at most 16, so that the API server sends less data.
+    /// Node ports in other namespaces are withdrawn, as if no Service were enabled there. The agent does not know the
+    /// `nodePort`s of Services in other namespaces: keep --port-range apart from them. The agent still reads all Pods
+    /// of its Node. Unset or empty: all namespaces.
+    #[arg(long, env = "NPL_NAMESPACES", value_name = "LIST")]
+    pub namespaces: Option<Namespaces>,
 
     /// Read only Services with these labels, in the syntax of `kubectl get --selector`, so that the API server sends
     /// less data in large clusters. Node ports of other Services are withdrawn, as if these Services were not enabled.
@@ -461,56 +469,6 @@ pub struct FlowsArgs {
     /// Show the flows of this protocol: tcp, udp or sctp.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
-}
-
-/// Flags of `trace`.
-#[derive(Debug, Clone, Args)]
-pub struct TraceArgs {
-    /// The sources of the Node's state, and the output format; JSON is one object per line.
-    #[command(flatten)]
-    pub node: NodeViewArgs,
-
-    /// Follow the packets of clients with this address or in this range.
-    #[arg(long, value_name = "IP|CIDR")]
-    pub client: Option<SourceRange>,
-
-    /// Follow the packets from and to this port of the client.
-    #[arg(long, value_name = "PORT")]
-    pub client_port: Option<u16>,
-
-    /// Follow the packets to and from this node port.
-    #[arg(long, value_name = "PORT")]
-    pub node_port: Option<u16>,
-
-    /// Follow the packets of Pods of this namespace only; needs --pod.
-    #[arg(long, short, value_name = "NAME", requires = "pod")]
-    pub namespace: Option<String>,
-
-    /// Follow the packets of Pods whose name begins with this text: packets to the Pods' node ports, and packets to and
-    /// from the Pods' addresses. Needs a running agent.
-    #[arg(long, value_name = "NAME")]
-    pub pod: Option<String>,
-
-    /// Follow the packets of this protocol (tcp, udp or sctp), and ICMP errors about them.
-    #[arg(long, value_name = "PROTOCOL")]
-    pub protocol: Option<Protocol>,
-
-    /// End after this many records.
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-    pub count: Option<u64>,
-
-    /// End after this time. Give numbers with the units ms, s, m and h.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
-    pub duration: Duration,
-
-    /// Record at most this many packets per second on each CPU.
-    #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u64).range(1..))]
-    pub rate: u64,
-
-    /// Write the first 128 bytes of each packet, before and after translation, to this new pcapng file instead of
-    /// printing the records; `-` means standard output.
-    #[arg(long, value_name = "FILE")]
-    pub pcap: Option<PathBuf>,
 }
 
 /// Flags of `top`.

@@ -7,6 +7,7 @@ pub mod environment;
 pub mod kubectl_args;
 pub mod label_selector;
 pub mod load_args;
+pub mod trace_args;
 pub mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};
@@ -115,6 +116,7 @@ impl TryFrom<RunArgs> for Config {
             attach,
             node_ip,
             annotation_domain,
+            namespaces,
             service_selector,
             annotation_format,
             protocol_pairing,
@@ -142,6 +144,7 @@ impl TryFrom<RunArgs> for Config {
             node_ip,
             annotation_format,
             protocol_pairing,
+            namespaces: namespaces.unwrap_or_default(),
             families: SERVED_FAMILIES.to_vec(),
             protocols: protocols.into_iter().collect(),
             drain_millis: millis(drain),

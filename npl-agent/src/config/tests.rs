@@ -12,6 +12,7 @@ use crate::{
         },
         model::{
             Protocol,
+            namespaces::Namespaces,
             settings::{NodeIpSource, ProtocolPairing},
         },
         sizes::MaxFlows,
@@ -78,7 +79,7 @@ fn unset_flags_have_their_documented_defaults() {
     assert_eq!(config.network_policy, NetworkPolicy::Applies);
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
-    assert_eq!(config.service_selector, None);
+    assert_eq!((config.settings.namespaces, config.service_selector), (Namespaces::default(), None));
     assert_eq!(config.resync.as_secs(), 30);
     assert_eq!((config.cgroup, config.local_clients), (CgroupSelection::Auto, ClientScope::All));
     assert_eq!(config.guard, GuardMode::Auto);
@@ -116,6 +117,13 @@ fn protocols_are_named_in_any_order_and_case() {
 }
 
 #[test]
+fn namespaces_are_named_or_all() {
+    let namespaces = |text: &str| config(&["--namespaces", text]).unwrap().settings.namespaces;
+    assert_eq!(namespaces(""), Namespaces::default());
+    assert_eq!(namespaces("shop, billing").to_string(), "billing,shop");
+}
+
+#[test]
 fn a_selector_of_services_is_kept_as_it_is_written() {
     let selector = "tier in (web, api),!canary";
     assert_eq!(config(&["--service-selector", selector]).unwrap().service_selector.as_deref(), Some(selector));
@@ -148,6 +156,10 @@ fn invalid_values_are_refused_with_the_flag_and_an_example() {
         ("--annotation-domain", "Example.com", "for example nodeportlocal.antrea.io"),
         ("--annotation-domain", "example.com/x", "not an annotation domain"),
         ("--annotation-domain", "", "not an annotation domain"),
+        ("--namespaces", "shop,,billing", "\"\" is not the name of a namespace: give names of at most 63 lower-case"),
+        ("--namespaces", "Shop", "for example shop,billing"),
+        ("--namespaces", "shop,shop", "namespace \"shop\" is in the list twice: give each namespace once"),
+        ("--namespaces", "a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q", "the list has 17 namespaces, and at most 16 are allowed"),
         ("--service-selector", "npl of (yes)", "for example example.com/npl=yes"),
         ("--service-selector", "", "not a label selector"),
         ("--protocols", "tcp,icmp", "give tcp, udp or sctp with commas between them"),

@@ -64,7 +64,7 @@ pub fn connect_and_watch(
     changes: Sender<Change>,
 ) -> JoinSet<Result<Connection, ConnectError>> {
     let (keys, confinement) = (keys.clone(), confinement.clone());
-    let observers = Observers { metrics: metrics.clone(), contacts: contacts.clone() };
+    let observers = Observers { metrics: metrics.clone(), contacts: contacts.clone(), namespace: None };
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
         let (client, url) = client::open(kubeconfig.as_deref(), "npl-agent").await?;

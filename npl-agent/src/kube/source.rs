@@ -39,9 +39,11 @@ pub(super) struct Page {
     pub(super) token: Option<String>,
 }
 
-/// The selectors that determine which objects of a kind are watched.
+/// The namespace and the selectors that determine which objects of a kind are watched.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
+    /// The namespace; `None` selects all namespaces, and is the only value for objects without a namespace.
+    pub namespace: Option<String>,
     /// A field selector; `None` selects all objects.
     pub fields: Option<String>,
     /// A label selector; `None` selects all objects.
@@ -51,7 +53,7 @@ pub struct Selection {
 impl Selection {
     /// Selects the objects that match this field selector.
     pub fn of_fields(fields: &str) -> Self {
-        Self { fields: Some(fields.to_owned()), labels: None }
+        Self { fields: Some(fields.to_owned()), ..Self::default() }
     }
 }
 
@@ -75,6 +77,11 @@ impl<W: Watched> Source<W> {
         Self { client: retry_after.record(client), selection, retry_after, kind: PhantomData }
     }
 
+    /// The namespace of the list and of the watch; `None` for all namespaces.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.selection.namespace.as_deref()
+    }
+
     /// Requests one page of the list.
     pub(super) async fn page(&self, page: &Page) -> Result<ObjectList<W>, RequestFailure> {
         let params = ListParams {
@@ -95,8 +102,13 @@ impl<W: Watched> Source<W> {
         head.metadata.resource_version.ok_or_else(RequestFailure::without_version)
     }
 
+    /// Returns a builder of requests for the selected namespace.
+    fn request(&self) -> Request {
+        Request::new(W::url_path(&(), self.namespace()))
+    }
+
     async fn list<T: DeserializeOwned>(&self, params: &ListParams) -> Result<T, RequestFailure> {
-        let request = Request::new(W::url_path(&(), None)).list(params).map_err(kube::Error::BuildRequest);
+        let request = self.request().list(params).map_err(kube::Error::BuildRequest);
         let answer = match request {
             Ok(request) => self.complete(self.client.request(request)).await?,
             Err(err) => Err(err),
@@ -121,7 +133,7 @@ impl<W: Watched> Source<W> {
             bookmarks: true,
             ..WatchParams::default()
         };
-        let request = Request::new(W::url_path(&(), None)).watch(&params, version).map_err(kube::Error::BuildRequest);
+        let request = self.request().watch(&params, version).map_err(kube::Error::BuildRequest);
         let events = match request {
             Ok(request) => self.complete(self.client.request_events::<W>(request)).await?,
             Err(err) => Err(err),

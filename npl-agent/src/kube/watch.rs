@@ -27,7 +27,10 @@ use super::{
     watch_health::{Observers, WatchHealth, WatchObserver},
     watched::Watched,
 };
-use crate::{core::model::snapshot::Change, metrics::WatchedResource};
+use crate::{
+    core::model::{namespaces::Namespaces, snapshot::Change},
+    metrics::WatchedResource,
+};
 
 /// Time in seconds after which the API server ends a watch and the agent starts the next one.
 pub(super) const WATCH_SECONDS: u32 = 240;
@@ -46,12 +49,16 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 pub struct WatchedObjects {
     /// The name by which the watches select the Node and its Pods.
     pub node_name: String,
+    /// The namespaces of the watched Services.
+    pub namespaces: Namespaces,
     /// The label selector of the watched Services; `None` selects all Services.
     pub service_selector: Option<String>,
 }
 
-/// Starts the watches of the Node, its Pods and the selected Services. The watches run until the receiver of `changes`
-/// is dropped; a watch that ends earlier is a fatal error.
+/// Starts the watches of the Node, its Pods and the selected Services. Services have one watch for each selected
+/// namespace. Pods always have a single watch, because the API server sends only the Pods of this Node, and because
+/// host ports and addresses of Pods in other namespaces must not conflict with mappings. The watches run until the
+/// receiver of `changes` is dropped; a watch that ends earlier is a fatal error.
 pub(super) fn spawn(
     client: &Client,
     objects: &WatchedObjects,
@@ -59,14 +66,18 @@ pub(super) fn spawn(
     observers: &Observers,
     changes: &Sender<Change>,
 ) -> JoinSet<WatchedResource> {
-    let WatchedObjects { node_name, service_selector } = objects;
+    let WatchedObjects { node_name, namespaces, service_selector } = objects;
     let watch = Watch::new(keys, Arc::new(observers.clone()), changes);
-    let services = Selection { fields: None, labels: service_selector.clone() };
     let mut tasks = JoinSet::new();
     tasks.spawn(
         watch.clone().follow::<PodObject>(client.clone(), Selection::of_fields(&format!("spec.nodeName={node_name}"))),
     );
-    tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), services));
+    for scope in namespaces.scopes() {
+        let observer = Observers { namespace: scope.clone(), ..observers.clone() };
+        let namespace = scope.map(|namespace| namespace.to_string());
+        let services = Selection { namespace, labels: service_selector.clone(), ..Selection::default() };
+        tasks.spawn(Watch::new(keys, Arc::new(observer), changes).follow::<ServiceObject>(client.clone(), services));
+    }
     tasks
         .spawn(watch.follow::<NodeObject>(client.clone(), Selection::of_fields(&format!("metadata.name={node_name}"))));
     tasks
@@ -170,7 +181,7 @@ impl<W: Watched> Follower<W> {
                     }
                     if let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) {
                         self.health.record_success();
-                        self.watch.send::<W>(W::listed(listed)).await?;
+                        self.watch.send::<W>(W::listed(self.source.namespace(), listed)).await?;
                         return Ok(version);
                     }
                     listed.clear();

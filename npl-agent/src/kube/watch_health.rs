@@ -11,7 +11,7 @@ use super::{
     failure::{FailureKind, REFUSALS_TO_CONFIRM, RequestFailure},
 };
 use crate::{
-    core::{certificate, pages},
+    core::{certificate, model::namespaces::ServiceScope, pages},
     metrics::{Metrics, WatchedResource},
 };
 
@@ -35,6 +35,8 @@ pub trait WatchObserver: fmt::Debug + Send + Sync {
 pub(super) struct Observers {
     pub(super) metrics: Metrics,
     pub(super) contacts: WatchContacts,
+    /// The namespace to which the observed watch is limited; `None` for all namespaces.
+    pub(super) namespace: ServiceScope,
 }
 
 impl WatchObserver for Observers {
@@ -53,12 +55,12 @@ impl WatchObserver for Observers {
     fn record_failure(&self, subject: WatchedResource, kind: FailureKind, cause: &str) {
         self.metrics.count_watch_failure(subject, kind);
         if !kind.only_restarts_watch() {
-            self.contacts.record_failure(subject, cause);
+            self.contacts.record_failure(subject, &self.namespace, cause);
         }
     }
 
     fn record_success(&self, subject: WatchedResource) {
-        self.contacts.record_success(subject);
+        self.contacts.record_success(subject, &self.namespace);
     }
 }
 

@@ -21,16 +21,25 @@ struct Scene {
     metrics: Metrics,
 }
 
-/// Starts a watch of one kind of object, with a mock server as the API server.
+fn observers(metrics: &Metrics, namespaces: &Namespaces) -> Observers {
+    Observers { metrics: metrics.clone(), contacts: WatchContacts::new(namespaces), namespace: None }
+}
+
+/// Starts a watch of the objects of one kind that match a field selector, or of all objects of this kind.
 fn watching<W: Watched<Change = Change>>(fields: Option<&str>) -> Scene {
+    selecting::<W>(fields.map(Selection::of_fields).unwrap_or_default())
+}
+
+/// Starts a watch of one kind of object, with a mock server as the API server.
+fn selecting<W: Watched<Change = Change>>(selection: Selection) -> Scene {
     let (client, server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let metrics = metrics();
-    let observers = Observers { metrics: metrics.clone(), contacts: WatchContacts::default() };
+    let observers = observers(&metrics, &Namespaces::default());
     let watch = Watch::new(&AnnotationKeys::new("nodeportlocal.antrea.io"), Arc::new(observers), &sender);
     drop(sender);
     let mut tasks = JoinSet::new();
-    tasks.spawn(watch.follow::<W>(client, fields.map(Selection::of_fields).unwrap_or_default()));
+    tasks.spawn(watch.follow::<W>(client, selection));
     Scene { server, changes, tasks, metrics }
 }
 
@@ -63,7 +72,7 @@ fn names(change: &Change) -> Vec<String> {
         Change::Pod(pod) => vec![format!("set {}", pod.key.name)],
         Change::PodGone(key, uid) => vec![format!("gone {} {uid}", key.name)],
         Change::StoreRestored
-        | Change::Services(_)
+        | Change::Services(..)
         | Change::Service(_)
         | Change::ServiceGone(_)
         | Change::Node(_)
@@ -71,17 +80,18 @@ fn names(change: &Change) -> Vec<String> {
     }
 }
 
-/// Starts the agent's watches, and returns the first request of each watch.
-async fn first_requests(service_selector: Option<&str>) -> BTreeSet<String> {
+/// Starts the agent's watches, answers the first request of each watch with an empty list, and returns these requests.
+async fn first_requests(namespaces: &str, service_selector: Option<&str>) -> BTreeSet<String> {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let keys = AnnotationKeys::new("nodeportlocal.antrea.io");
-    let observers = Observers { metrics: metrics(), contacts: WatchContacts::default() };
-    let objects =
-        WatchedObjects { node_name: "worker-1".to_owned(), service_selector: service_selector.map(ToOwned::to_owned) };
+    let namespaces: Namespaces = namespaces.parse().unwrap();
+    let observers = observers(&metrics(), &namespaces);
+    let service_selector = service_selector.map(ToOwned::to_owned);
+    let objects = WatchedObjects { node_name: "worker-1".to_owned(), namespaces, service_selector };
     let tasks = spawn(&client, &objects, &keys, &observers, &sender);
     let mut lines = BTreeSet::new();
-    for _ in 0..3 {
+    for _ in 0..tasks.len() {
         let request = server.next_request().await;
         lines.insert(request.line.clone());
         request.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": [] }).to_string());
@@ -92,7 +102,7 @@ async fn first_requests(service_selector: Option<&str>) -> BTreeSet<String> {
 
 #[tokio::test(start_paused = true)]
 async fn the_watches_select_only_this_node_and_its_pods() {
-    let lines = first_requests(None).await;
+    let lines = first_requests("", None).await;
     let expected = [
         "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
         "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1",
@@ -103,12 +113,12 @@ async fn the_watches_select_only_this_node_and_its_pods() {
 
 #[tokio::test(start_paused = true)]
 async fn a_selector_limits_the_list_and_the_watch_of_services_only() {
-    let lines = first_requests(Some("tier in (web),!canary")).await;
+    let lines = first_requests("", Some("tier in (web),!canary")).await;
     let with_labels: Vec<&String> = lines.iter().filter(|line| line.contains("labelSelector")).collect();
     assert_eq!(with_labels, ["GET /api/v1/services?&labelSelector=tier+in+%28web%29%2C%21canary&limit=500"]);
 
     let (client, mut server) = api_server();
-    let selection = Selection { fields: None, labels: Some("npl=yes".to_owned()) };
+    let selection = Selection { labels: Some("npl=yes".to_owned()), ..Selection::default() };
     let source = Source::<ServiceObject>::new(client, selection);
     let (watch, ()) = tokio::join!(source.watch("10", 240), async {
         let request = server.next_request().await;
@@ -120,6 +130,32 @@ async fn a_selector_limits_the_list_and_the_watch_of_services_only() {
         events(request, &[]);
     });
     assert!(watch.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespaces_have_a_watch_of_services_each_and_pods_have_one_watch() {
+    let lines = first_requests("shop,billing", Some("npl=yes")).await;
+    let expected = [
+        "GET /api/v1/namespaces/billing/services?&labelSelector=npl%3Dyes&limit=500",
+        "GET /api/v1/namespaces/shop/services?&labelSelector=npl%3Dyes&limit=500",
+        "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
+        "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1",
+    ];
+    assert!(lines.iter().eq(expected.iter()), "{lines:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_watch_of_a_namespace_sends_all_its_requests_to_the_namespace() {
+    let mut scene =
+        selecting::<ServiceObject>(Selection { namespace: Some("shop".to_owned()), ..Selection::default() });
+    list(scene.server.next_request().await, &[]);
+    assert_eq!(scene.change().await, Change::Services(Some("shop".into()), Vec::new()));
+    let watch = scene.server.next_request().await;
+    assert!(watch.line.starts_with("GET /api/v1/namespaces/shop/services?&watch=true"), "{}", watch.line);
+    watch.break_connection();
+    // The agent requests the store's newest version after a broken watch.
+    let newest = scene.server.next_request().await;
+    assert_eq!(newest.line, "GET /api/v1/namespaces/shop/services?&limit=1");
 }
 
 #[tokio::test(start_paused = true)]
@@ -173,7 +209,7 @@ async fn errors_never_end_a_watch_and_are_counted_by_kind() {
     scene.server.next_request().await.break_connection();
     scene.server.next_request().await.answer(200, "<html>");
     list(scene.server.next_request().await, &[]);
-    assert_eq!(scene.change().await, Change::Services(Vec::new()));
+    assert_eq!(scene.change().await, Change::Services(None, Vec::new()));
     for kind in ["forbidden", "unauthorized", "unavailable", "unreachable", "malformed"] {
         let line = format!(r#"npl_watch_errors_total{{subject="services",kind="{kind}"}} 1"#);
         assert!(scene.counts(&line), "{line}\n{}", scene.metrics.encode(Format::OpenMetrics).unwrap());
@@ -230,7 +266,7 @@ async fn lists_keep_enabled_services_and_node_ports_and_events_report_all() {
     node_port["spec"]["ports"] = json!([{ "port": 80, "nodePort": 61000 }]);
     let mut scene = watching::<ServiceObject>(None);
     list(scene.server.next_request().await, &[service("on", "true"), service("off", "false"), node_port]);
-    let Change::Services(kept) = scene.change().await else { panic!("no list") };
+    let Change::Services(None, kept) = scene.change().await else { panic!("no list") };
     assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on", "node"]);
     // Changes of Services that do not request node ports are also sent, so that the agent learns that a Service was
     // disabled.
@@ -332,7 +368,7 @@ fn page(request: ReceivedRequest, next: Option<&str>, name: &str) {
 }
 
 fn service_names(change: &Change) -> Vec<&str> {
-    let Change::Services(services) = change else { panic!("no list: {change:?}") };
+    let Change::Services(_, services) = change else { panic!("no list: {change:?}") };
     services.iter().map(|service| &*service.key.name).collect()
 }
 

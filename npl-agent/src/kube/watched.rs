@@ -39,9 +39,9 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
-    /// Creates the change for a complete list. The receiver treats the objects that it knows, and that are not in the
-    /// list, as deleted.
-    fn listed(all: Vec<Self::Model>) -> Self::Change;
+    /// Creates the change for a complete list of one namespace, or of all if `namespace` is `None`. The receiver treats
+    /// the objects of the namespace that it knows, and that are not in the list, as deleted.
+    fn listed(namespace: Option<&str>, all: Vec<Self::Model>) -> Self::Change;
     /// Creates the change for a new or changed object.
     fn applied(object: Self::Model) -> Self::Change;
     /// Creates the change for a deleted object.
@@ -62,7 +62,7 @@ impl Watched for PodObject {
         convert::pod(self, keys)
     }
 
-    fn listed(all: Vec<Pod>) -> Change {
+    fn listed(_: Option<&str>, all: Vec<Pod>) -> Change {
         Change::Pods(all)
     }
 
@@ -93,8 +93,8 @@ impl Watched for ServiceObject {
         service.is_active() || !service.node_ports.is_empty()
     }
 
-    fn listed(all: Vec<Service>) -> Change {
-        Change::Services(all)
+    fn listed(namespace: Option<&str>, all: Vec<Service>) -> Change {
+        Change::Services(namespace.map(Into::into), all)
     }
 
     fn applied(service: Service) -> Change {
@@ -117,7 +117,7 @@ impl Watched for NodeObject {
         convert::node(self)
     }
 
-    fn listed(all: Vec<Node>) -> Change {
+    fn listed(_: Option<&str>, all: Vec<Node>) -> Change {
         all.into_iter().next().map_or(Change::NodeGone, Change::Node)
     }
 

@@ -106,7 +106,7 @@ meanings! {
     }
     WATCHED of WatchedResource {
         Pods: "The Pods of this Node.",
-        Services: "All Services that match `--service-selector`.",
+        Services: "All Services that `--namespaces` and `--service-selector` select.",
         Node: "This Node.",
     }
     FAILURES of FailureKind {

@@ -150,8 +150,8 @@ impl FailureKind {
 pub enum WatchedResource {
     /// Pods: for the agent, those of its Node; for the feed, those of all Nodes.
     Pods,
-    /// The Services that the selector of `--service-selector` (agent) or `--services` (feed) selects; without the flag,
-    /// all Services.
+    /// The Services that `--namespaces` and `--service-selector` (agent) or `--services` (feed) select; without these
+    /// flags, all Services.
     Services,
     /// Nodes: for the agent, only its own Node; for the feed, all Nodes.
     Node,

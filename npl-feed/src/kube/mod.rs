@@ -32,7 +32,7 @@ pub async fn watch(
     let (client, _url) = client::open(config.kubeconfig.as_deref(), "npl-feed").await?;
     let status = Arc::clone(status);
     let watch = Watch::new(&AnnotationKeys::new(&config.annotation_domain), status, changes);
-    let services = Selection { fields: None, labels: config.services.clone() };
+    let services = Selection { labels: config.services.clone(), ..Selection::default() };
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.clone().follow::<FeedPod>(client.clone(), Selection::default()));
     tasks.spawn(watch.clone().follow::<FeedService>(client.clone(), services));

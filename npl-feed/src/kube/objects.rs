@@ -109,7 +109,7 @@ impl Watched for FeedPod {
         pod.object.annotation.is_some()
     }
 
-    fn listed(all: Vec<Pod>) -> Change {
+    fn listed(_: Option<&str>, all: Vec<Pod>) -> Change {
         Change::Pods(all)
     }
 
@@ -146,7 +146,7 @@ impl Watched for FeedService {
         service.object.is_active()
     }
 
-    fn listed(all: Vec<Service>) -> Change {
+    fn listed(_: Option<&str>, all: Vec<Service>) -> Change {
         Change::Services(all)
     }
 
@@ -174,7 +174,7 @@ impl Watched for FeedNode {
         Some(Converted { object: Node { object, zone }, skipped })
     }
 
-    fn listed(all: Vec<Node>) -> Change {
+    fn listed(_: Option<&str>, all: Vec<Node>) -> Change {
         Change::Nodes(all)
     }
 

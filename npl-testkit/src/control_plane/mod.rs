@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Starts and stops a real etcd and kube-apiserver for one run of a test.
 
+mod audit;
 mod credentials;
 mod etcd_data;
 mod rotation;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+pub use self::audit::{AuditLog, AuditedRequest};
 pub use self::credentials::Account;
 pub(crate) use self::credentials::write_secret;
 use self::credentials::{Tokens, kubeconfig};

@@ -25,6 +25,7 @@ mod lists;
 mod local;
 mod main_job;
 mod monitoring;
+mod namespaces;
 mod packet_trace;
 mod redirect;
 mod refusals;

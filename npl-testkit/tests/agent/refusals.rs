@@ -40,6 +40,7 @@ fn bad_flags_are_usage_errors_with_an_example() {
         (["--port-range", "0-100"], "1-65535"),
         (["--protocol-pairing", "both"], "merged"),
         (["--drain", "soon"], "30s"),
+        (["--namespaces", "shop,,billing"], "shop,billing"),
         (["--listen", "nowhere"], "127.0.0.1:9911"),
     ];
     for (flag, example) in bad {

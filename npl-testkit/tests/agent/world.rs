@@ -11,7 +11,7 @@ use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::cluster::{AnnotationLog, Cluster, Entry, PodObject, Port, ServiceObject};
-use npl_testkit::control_plane::{AGENT_USER, ControlPlane};
+use npl_testkit::control_plane::{AGENT_USER, AuditLog, ControlPlane};
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::{self, BpfFs};
 use npl_testkit::poll;
@@ -50,10 +50,21 @@ pub(crate) struct World {
 impl World {
     /// Creates a control plane and the network of a Node, without a Node object, Pods or an agent.
     pub(crate) fn new() -> Self {
+        Self::with_api_server(Run::start().unwrap(), &[])
+    }
+
+    /// Creates an environment as [`Self::new`] does, whose API server logs the agent's requests.
+    pub(crate) fn audited() -> (Self, AuditLog) {
         let run = Run::start().unwrap();
+        let audit = AuditLog::new(&run).unwrap();
+        (Self::with_api_server(run, &audit.flags()), audit)
+    }
+
+    /// Creates an environment as [`Self::new`] does, with further flags of the API server.
+    fn with_api_server(run: Run, flags: &[String]) -> Self {
         let bpffs = run.bpffs("bpf").unwrap();
         let topology = Topology::new(&run, "", topology::Options::default()).unwrap();
-        let plane = ControlPlane::start(&run, Some(topology.node())).unwrap();
+        let plane = ControlPlane::start_with_flags(&run, Some(topology.node()), flags).unwrap();
         let cluster = Cluster::new(&plane).unwrap();
         cluster.apply_access(&manifest()).unwrap();
         cluster.create_namespace(NAMESPACE).unwrap();

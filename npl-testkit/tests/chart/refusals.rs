@@ -4,12 +4,14 @@
 use npl_testkit::{helm, tools};
 
 /// Wrong values, each with a part of the error message.
-const WRONG: [(&str, &str); 31] = [
+const WRONG: [(&str, &str); 33] = [
     ("prot=1", "additional properties 'prot' not allowed"),
     ("config.portrange=1-2", "additional properties 'portrange' not allowed"),
     ("config.portRange=61000", "portRange"),
     ("config.forwarding=fast", "must be one of 'stack', 'redirect', 'offload'"),
     ("config.drain=30", "drain"),
+    ("config.namespaces=Shop", "namespaces"),
+    ("config.namespaces=shop\\,\\,billing", "namespaces"),
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("image.repository=localhost/npl-agent:0.1.0", "repository"),
     ("updateStrategy.maxUnavailable=0", "maxUnavailable"),
@@ -82,6 +84,9 @@ fn values_that_only_resemble_wrong_ones_are_accepted() {
         "feed.enabled=true,feed.service.nodePorts.xds=0,feed.service.nodePorts.dns=0",
         "feed.enabled=true,metrics.enabled=true,metrics.port=8080",
         "commonLabels.team=a,podLabels.app=b",
+        // An empty list of namespaces means all namespaces.
+        "config.namespaces=",
+        "config.namespaces=shop\\,billing",
     ] {
         helm::template(&["--set", right]).unwrap();
     }

@@ -223,6 +223,7 @@ const VARIABLES: &[VariableCase] = &[
     (&[("config.attach", "\"auto\"")], "NPL_ATTACH", "auto"),
     (&[("config.nodeIp", "\"external\"")], "NPL_NODE_IP", "external"),
     (&[("config.annotationDomain", "\"example.org\"")], "NPL_ANNOTATION_DOMAIN", "example.org"),
+    (&[("config.namespaces", "\"shop,billing\"")], "NPL_NAMESPACES", "shop,billing"),
     (&[("config.serviceSelector", "\"a in (b,c)\"")], "NPL_SERVICE_SELECTOR", "a in (b,c)"),
     (&[("config.annotationFormat", "\"v2.6\"")], "NPL_ANNOTATION_FORMAT", "v2.6"),
     (&[("config.protocolPairing", "\"merged\"")], "NPL_PROTOCOL_PAIRING", "merged"),

@@ -22,7 +22,7 @@ use self::{
 };
 use super::note;
 use crate::{
-    config::args::TraceArgs,
+    config::trace_args::TraceArgs,
     core::{
         packet_trace::{PacketSelection, Step, TracedEndpoint},
         view::AgentView,

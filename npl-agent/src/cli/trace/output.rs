@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{pcap::Capture, writer::Sink};
 use crate::{
     cli::write_out,
-    config::args::{OutputFormat, TraceArgs},
+    config::{args::OutputFormat, trace_args::TraceArgs},
     core::packet_trace::{Step, packet::Packet},
     datapath::kernel_clock,
 };

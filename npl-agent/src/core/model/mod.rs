@@ -5,6 +5,7 @@
 //! Decisions use these types instead of Kubernetes types.
 
 pub mod last;
+pub mod namespaces;
 pub mod observed;
 pub mod port_range;
 pub mod settings;

@@ -121,6 +121,7 @@ mod tests {
     use super::*;
     use crate::core::model::{
         Family, Protocol,
+        namespaces::Namespaces,
         settings::{AnnotationFormat, NodeIpSource, ProtocolPairing},
     };
 
@@ -131,6 +132,7 @@ mod tests {
             node_ip: NodeIpSource::Internal,
             annotation_format: AnnotationFormat::V1_7,
             protocol_pairing: ProtocolPairing::Separate,
+            namespaces: Namespaces::default(),
             families: Family::ALL.to_vec(),
             protocols: vec![Protocol::Tcp, Protocol::Udp],
             drain_millis: 0,

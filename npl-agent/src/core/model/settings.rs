@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
-use super::{Family, Node, NodePort, Protocol, sources::SourceRange};
+use super::{Family, Node, NodePort, Protocol, namespaces::Namespaces, sources::SourceRange};
 
 /// The operator's settings, on which the decisions about node ports depend.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Settings {
     pub annotation_format: AnnotationFormat,
     /// Whether all protocols of a Pod port have one common node port number and annotation entry.
     pub protocol_pairing: ProtocolPairing,
+    /// The namespaces whose Services the agent reads. A Service of another namespace counts as absent.
+    pub namespaces: Namespaces,
     /// The IP families that the datapath serves.
     pub families: Vec<Family>,
     /// The transport protocols that the datapath serves.

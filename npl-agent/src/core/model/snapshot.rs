@@ -7,7 +7,10 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey, ServiceUid};
+use super::{
+    Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey, ServiceUid,
+    namespaces::{Namespaces, ServiceScope},
+};
 
 /// A change of the cluster that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +23,10 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services to whose Pods NPL assigns node ports, or that have a `nodePort` or `healthCheckNodePort`.
-    /// A known Service that is not in the list was deleted, or no longer meets either condition.
-    Services(Vec<Service>),
+    /// A list of all Services of one scope to whose Pods NPL assigns node ports, or that have a `nodePort` or
+    /// `healthCheckNodePort`. A known Service of the scope that is not in the list was deleted, or no longer meets
+    /// either condition.
+    Services(ServiceScope, Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
     /// A Service was deleted.
@@ -37,7 +41,7 @@ impl Change {
     /// Returns the change that the watch would report instead of this one if the cluster had no Services.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
-            Self::Services(_) => Self::Services(Vec::new()),
+            Self::Services(scope, _) => Self::Services(scope, Vec::new()),
             Self::Service(service) => Self::ServiceGone(service.key),
             other @ (Self::StoreRestored
             | Self::Pods(_)
@@ -96,13 +100,14 @@ pub(in crate::core) enum ClaimEvidence {
 
 /// The last known objects of the cluster: the Pods of this Node, the active Services ([`Service::is_active`]), and the
 /// `nodePort`s and `healthCheckNodePort`s of all Services.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
     services: BTreeMap<ServiceKey, Service>,
     node: Option<Node>,
     pods_listed: bool,
-    services_listed: bool,
+    /// The scopes whose list of Services has not arrived.
+    unlisted: BTreeSet<ServiceScope>,
     by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
     by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
     /// All Services with a `nodePort` or `healthCheckNodePort`, whether or not NPL assigns node ports to their Pods.
@@ -113,6 +118,22 @@ pub(in crate::core) struct Snapshot {
 }
 
 impl Snapshot {
+    /// Creates a snapshot without objects, for an agent that reads the Services of these namespaces.
+    pub(in crate::core) fn new(namespaces: &Namespaces) -> Self {
+        Self {
+            pods: BTreeMap::new(),
+            services: BTreeMap::new(),
+            node: None,
+            pods_listed: false,
+            unlisted: namespaces.scopes(),
+            by_ip: BTreeMap::new(),
+            by_host_port: BTreeMap::new(),
+            node_port_services: BTreeMap::new(),
+            by_service_port: BTreeMap::new(),
+            restores: 0,
+        }
+    }
+
     pub(in crate::core) fn apply(&mut self, change: Change) -> Touched {
         let mut touched = Touched::default();
         match change {
@@ -120,7 +141,7 @@ impl Snapshot {
             Change::Pods(pods) => self.replace_pods(pods, &mut touched),
             Change::Pod(pod) => self.put_pod(pod, &mut touched),
             Change::PodGone(key, uid) => self.remove_pod(&key, Some(&uid), &mut touched),
-            Change::Services(services) => self.replace_services(services, &mut touched),
+            Change::Services(scope, services) => self.replace_services(&scope, services, &mut touched),
             Change::Service(service) => self.put_service(service, &mut touched),
             Change::ServiceGone(key) => self.remove_service(&key, &mut touched),
             Change::Node(node) => self.node = Some(node),
@@ -130,10 +151,10 @@ impl Snapshot {
         touched
     }
 
-    /// Whether the lists of all Pods and of all Services have arrived. Until then, Pods and Services may exist that the
+    /// Whether the list of all Pods and the lists of Services of all scopes have arrived. Until then, Pods and Services may exist that the
     /// agent does not know.
-    pub(in crate::core) const fn is_listed(&self) -> bool {
-        self.pods_listed && self.services_listed
+    pub(in crate::core) fn is_listed(&self) -> bool {
+        self.pods_listed && self.unlisted.is_empty()
     }
 
     pub(in crate::core) const fn node(&self) -> Option<&Node> {
@@ -318,17 +339,21 @@ impl Snapshot {
         }
     }
 
-    fn replace_services(&mut self, services: Vec<Service>, touched: &mut Touched) {
-        self.services_listed = true;
+    fn replace_services(&mut self, scope: &ServiceScope, services: Vec<Service>, touched: &mut Touched) {
+        self.unlisted.remove(scope);
+        let is_in_scope = |key: &ServiceKey| scope.as_ref().is_none_or(|namespace| key.namespace == *namespace);
         let listed: BTreeSet<_> = services.iter().map(|service| service.key.clone()).collect();
-        let missing: Vec<_> = self.node_port_services.keys().filter(|key| !listed.contains(*key)).cloned().collect();
+        let is_missing = |key: &&ServiceKey| is_in_scope(key) && !listed.contains(*key);
+        let missing: Vec<_> = self.node_port_services.keys().filter(is_missing).cloned().collect();
         for key in missing {
             self.set_service_ports(&key, None, touched);
         }
         for service in &services {
             self.set_service_ports(&service.key, Some(service), touched);
         }
-        let mut former = mem::take(&mut self.services);
+        let (mut former, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            mem::take(&mut self.services).into_iter().partition(|(key, _)| is_in_scope(key));
+        self.services = others;
         for service in services.into_iter().filter(Service::is_active) {
             let known = former.remove(&service.key);
             if known.as_ref() != Some(&service) {

@@ -120,9 +120,9 @@ impl PlannerState {
         Self {
             ports: PortTable::new(settings.port_range),
             node_ips: settings.node_ips(None, &BTreeMap::new()),
+            snapshot: Snapshot::new(&settings.namespaces),
             settings,
             on_node_network: PodsOnNodeNetwork::new(),
-            snapshot: Snapshot::default(),
             observed: None,
             is_adopted: false,
             views: BTreeMap::new(),

@@ -3,6 +3,7 @@
 
 mod chaos;
 mod check;
+mod namespaces;
 mod one_pod;
 mod properties;
 mod races;

@@ -73,6 +73,19 @@ fn every_link_of_a_published_pod_holds() {
 }
 
 #[test]
+fn a_namespace_that_the_agent_does_not_read_is_named() {
+    let mut world = served();
+    world.settings.namespaces = "shop,billing".parse().unwrap();
+    world.start();
+    world.settle();
+    let words = "the agent's --namespaces excludes the namespace a: the agent reads only Services of billing,shop";
+    for question in ["pod/a/p", "pod/a/p:8080", "service/a/web"] {
+        assert_broken(&world, question, Link::Enabled, words);
+    }
+    assert_broken(&world, "service/shop/web", Link::Enabled, "the Service does not exist");
+}
+
+#[test]
 fn before_the_lists_nothing_is_known() {
     let mut world = served();
     world.start_without_lists();

@@ -10,6 +10,7 @@ use std::{
 use crate::core::{
     model::{
         Backend, Family, Frontend, Gate, Moment, Node, NodePort, Pod, PodKey, PodUid, Protocol, Service, ServiceKey,
+        namespaces::{Namespaces, ServiceScope},
         observed::Observed,
         settings::{AnnotationFormat, NodeIpSource, ProtocolPairing, Settings},
         snapshot::Change,
@@ -27,6 +28,7 @@ pub(super) fn settings(port_range: &str) -> Settings {
         node_ip: NodeIpSource::Internal,
         annotation_format: AnnotationFormat::V1_7,
         protocol_pairing: ProtocolPairing::Separate,
+        namespaces: Namespaces::default(),
         families: vec![Family::V4, Family::V6],
         protocols: vec![Protocol::Tcp, Protocol::Udp],
         drain_millis: 30_000,
@@ -105,11 +107,25 @@ impl World {
 
     /// Delivers the API server's lists of Pods, Services and the Node to the agent.
     pub(super) fn list(&mut self) {
-        self.state.apply(Change::Pods(self.pods.values().cloned().collect()));
-        self.state.apply(Change::Services(self.services.values().cloned().collect()));
+        self.list_pods();
+        for scope in self.settings.namespaces.scopes() {
+            self.list_services(&scope);
+        }
         if let Some(node) = self.node.clone() {
             self.state.apply(Change::Node(node));
         }
+    }
+
+    /// Delivers the API server's list of Pods to the agent.
+    pub(super) fn list_pods(&mut self) {
+        self.state.apply(Change::Pods(self.pods.values().cloned().collect()));
+    }
+
+    /// Delivers the API server's list of the Services of one scope to the agent.
+    pub(super) fn list_services(&mut self, scope: &ServiceScope) {
+        let is_listed = |service: &&Service| scope.as_ref().is_none_or(|it| service.key.namespace == *it);
+        let listed = self.services.values().filter(is_listed).cloned().collect();
+        self.state.apply(Change::Services(scope.clone(), listed));
     }
 
     /// Changes the API server's copy of a Pod without a watch event.
@@ -176,7 +192,9 @@ impl World {
 
     pub(super) fn put_service(&mut self, service: Service) {
         self.services.insert(service.key.clone(), service.clone());
-        self.state.apply(Change::Service(service));
+        if self.settings.namespaces.contains(&service.key.namespace) {
+            self.state.apply(Change::Service(service));
+        }
     }
 
     pub(super) fn remove_service(&mut self, key: &ServiceKey) {

@@ -253,6 +253,17 @@ impl Explanation {
     }
 }
 
+/// Returns the broken link if the agent does not read the Services of this namespace.
+fn outside_of_namespaces(state: &PlannerState, namespace: &str) -> Option<LinkReport> {
+    let namespaces = &state.settings.namespaces;
+    (!namespaces.contains(namespace)).then(|| {
+        let text = format!(
+            "the agent's --namespaces excludes the namespace {namespace}: the agent reads only Services of {namespaces}"
+        );
+        LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)
+    })
+}
+
 /// Answers a question from the state of the planner. Only the facts about devices are taken from `view`.
 pub fn explain(state: &PlannerState, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {

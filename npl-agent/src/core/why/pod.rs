@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::{Chain, Link, LinkReport};
+use super::{Chain, Link, LinkReport, outside_of_namespaces};
 use crate::core::{
     model::{Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
     pages,
@@ -67,6 +67,9 @@ fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     if pod.is_finished {
         let text = "the Pod has finished, and a finished Pod has no node port";
         return vec![LinkReport::broken(Link::Pod, text, pages::NO_ANNOTATION)];
+    }
+    if let Some(outside) = outside_of_namespaces(state, &key.namespace) {
+        return vec![outside];
     }
     let services: Vec<&Service> = state.snapshot.services_of(pod).collect();
     let enabled: Vec<&Service> = state.snapshot.services_in(&key.namespace).collect();

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds the chains of a Service: the chains of all Pods on this Node that the Service selects.
 
-use super::{Chain, Link, LinkReport, pod};
+use super::{Chain, Link, LinkReport, outside_of_namespaces, pod};
 use crate::core::{model::ServiceKey, pages, state::PlannerState, view::AgentView};
 
 pub(super) fn chains(state: &PlannerState, view: &AgentView, key: &ServiceKey) -> Vec<Chain> {
     let subject = || format!("service {key}");
     let alone = |links: Vec<LinkReport>| vec![Chain { subject: subject(), frontend: None, links }];
+    if let Some(outside) = outside_of_namespaces(state, &key.namespace) {
+        return alone(vec![outside]);
+    }
     let Some(service) = state.snapshot.service(key) else {
         let text = "the agent does not act on a Service of this name: the Service does not exist, its annotation \
                     DOMAIN/enabled is not exactly \"true\", its type is NodePort or ExternalName, its selector is \

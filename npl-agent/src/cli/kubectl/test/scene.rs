@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Value, json};
 
 use super::site::Site;
@@ -73,6 +73,13 @@ pub(super) fn client_pod(index: usize) -> String {
 impl<'a> Scene<'a> {
     /// Chooses the names of the objects, without creating them.
     pub(super) fn new(kubectl: Kubectl<'a>, sites: &'a [Site]) -> anyhow::Result<Self> {
+        if let Some((site, namespaces)) = sites.iter().find_map(|site| Some((site, site.namespaces()?))) {
+            bail!(
+                "the agent on Node {} reads only Services of the namespaces {namespaces} (--namespaces), and the test's \
+                 Service is in a Namespace of its own: name Nodes whose agents read all namespaces with --node",
+                site.node
+            );
+        }
         let selectors = sites.iter().filter_map(Site::service_selector).collect();
         let service_labels = label_selector::satisfying(&selectors).map_err(|requirements| {
             anyhow!(

@@ -62,6 +62,11 @@ impl Site {
         self.variable("NPL_SERVICE_SELECTOR").filter(|text| !text.is_empty())
     }
 
+    /// Returns the value of the agent's `--namespaces`; `None` if the agent reads the Services of all namespaces.
+    pub(super) fn namespaces(&self) -> Option<&str> {
+        self.variable("NPL_NAMESPACES").filter(|text| !text.is_empty())
+    }
+
     /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. If the version of
     /// the agent cannot print the addresses, they remain unknown.
     fn with_device_ips(mut self, kubectl: Kubectl<'_>) -> Self {
@@ -145,10 +150,13 @@ mod tests {
             ("NPL_LOCAL_CLIENTS", "host"),
             ("NPL_DRAIN", "1m"),
             ("NPL_SERVICE_SELECTOR", "team==a,zone in (c,d)"),
+            ("NPL_NAMESPACES", "shop"),
         ]);
         assert_eq!(set.protocols(), [Protocol::Tcp, Protocol::Sctp].into());
         assert!(!set.serves_local_pods());
         assert_eq!(set.drain(), Duration::from_mins(1));
+        assert_eq!((set.namespaces(), default.namespaces()), (Some("shop"), None));
+        assert_eq!(with_variables(&[("NPL_NAMESPACES", "")]).namespaces(), None);
         assert_eq!((set.service_selector(), default.service_selector()), (Some("team==a,zone in (c,d)"), None));
     }
 }
