@@ -392,11 +392,11 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let mut removed = Ok(());
         for table in &mut self.flow_tables {
             let mut stale = Vec::new();
-            table.read(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
-            removed = removed.and(stale.iter().try_for_each(|key| table.remove(key)));
+            let read = table.read(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)));
+            removed = removed.and(read.and_then(|()| stale.iter().try_for_each(|key| table.remove(key))));
             all.append(&mut stale);
         }
-        // The phase of these flows in the half-open cache changes even if a removal from a flow table has failed.
+        // The phase of these flows in the half-open cache changes even if a read or removal of a table has failed.
         self.end_words(&all, seed)?;
         removed.map(|()| all.len())
     }

@@ -8,7 +8,9 @@ use aya::{
     programs::{CgroupSock, CgroupSockAddr, CgroupSockAttachType, ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
 use aya_obj::{Object, ProgramSection, generated::bpf_prog_type, programs::XdpAttachType};
-use npl_common::names::{PINNED_MAPS, SOCKET_PROGRAMS};
+use npl_common::names::{
+    MAP_FLOW_V4, MAP_FLOW_V6, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, PINNED_MAPS, SOCKET_PROGRAMS,
+};
 use ring::digest::{SHA256, digest as hash};
 use tracing::{info, warn};
 
@@ -73,15 +75,22 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
                 && info.value_size() == wanted.value_size()
         };
         let has_size = |info: &MapInfo| info.max_entries() == wanted_entries && info.map_flags() == wanted.map_flags();
+        // In earlier builds of this ABI version, one flow table contains the flows of all protocols. The agent moves this
+        // table, and later copies its entries to the table of their protocol.
+        let has_all_protocols = match *name {
+            MAP_FLOW_V4 => !pins.map(MAP_UDP_FLOW_V4).exists(),
+            MAP_FLOW_V6 => !pins.map(MAP_UDP_FLOW_V6).exists(),
+            _ => false,
+        };
         match info.filter(has_layout) {
-            Some(info) if has_size(&info) => {}
+            Some(info) if has_size(&info) && !has_all_protocols => {}
             Some(info) => {
                 let (pinned, wanted) = (info.max_entries(), wanted_entries);
                 info!(
                     map = *name,
                     pinned,
                     wanted,
-                    "the pinned map has another size or other flags: {}",
+                    "the pinned map has another size, other flags, or the flows of all protocols: {}",
                     replacement_effect(name)
                 );
                 predecessor::keep_for_copying(pins, name)?;

@@ -164,8 +164,7 @@ impl<L: Layout> Maps<L> {
         let mut flows = 0;
         for name in L::FLOWS {
             let Some(old) = from.open::<HashMap<_, L::FlowKey, L::Flow>>(name) else { continue };
-            for (index, protocol) in Protocol::ALL.into_iter().enumerate() {
-                let FlowTable { map, name, .. } = &mut self.flow_tables[index];
+            for (protocol, FlowTable { map, name, .. }) in Protocol::ALL.into_iter().zip(&mut self.flow_tables) {
                 // In ABI 1, and in earlier builds of this ABI version, one table contains the flows of all protocols.
                 let is_here = |key: &L::FlowKey| L::pod_endpoint(key).protocol == protocol.number();
                 flows += copy(Some(&old), map, name, is_here, adapt)?;

@@ -158,7 +158,7 @@ const UNSUPPORTED: [(&str, &[u8], &[u8]); 2] = [
 ];
 
 /// The alert with which a TLS server ends the handshake if its certificate's key is of a kind that the client does not
-/// support, for example a P-521 key: a record of type 21, level 2 (fatal), description 40 (handshake_failure).
+/// support, for example a P-521 key: a record of type 21, level 2 (fatal), description 40 (`handshake_failure`).
 const HANDSHAKE_FAILURE: [u8; 7] = [21, 3, 3, 0, 2, 2, 40];
 
 /// Returns the log of the agent's first attempt to connect. The second attempt has begun when this function returns, so

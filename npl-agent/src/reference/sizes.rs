@@ -14,7 +14,7 @@ const LARGE: u64 = 64 * GIB;
 pub(super) fn body() -> String {
     let agent = mib(AGENT_MEMORY);
     let mut text = String::from(
-        "`--max-flows` (`config.maxFlows` in the chart) is the number of established flows of each IP family that a Node has room \
+        "`--max-flows` (`config.maxFlows` in the chart) is the number of TCP connections of each IP family that a Node has room \
          for. With `auto`, the number depends on the memory of the machine; on machines with so many CPUs that the maps would \
          not fit into the container's default memory limit, the number is smaller.\n\n\
          TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the others. The number \

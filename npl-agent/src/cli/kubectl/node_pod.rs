@@ -16,7 +16,11 @@ use super::{
     nodes::{CONTAINER, PROGRAM, exec_in},
     temporary::{Kind, TemporaryNamespace, name_leftovers},
 };
-use crate::{cli::note, config::kubectl_args::OnArgs, core::verdict::HealthVerdict};
+use crate::{
+    cli::note,
+    config::kubectl_args::OnArgs,
+    core::{sizes::CONTAINER_LIMIT, verdict::HealthVerdict},
+};
 
 /// The kind of Namespace that `kubectl npl on --create-pod` creates. The level `privileged` admits Pods with the host
 /// network and with `hostPath` volumes.
@@ -130,6 +134,7 @@ fn exit_code(code: Option<i32>, is_removed: bool) -> ExitCode {
 /// whole BPF file system, as in the DaemonSet that removes kernel state. If the container mounted only NPL's folder,
 /// the container runtime would create this folder on a Node that has none.
 fn pod(namespace: &TemporaryNamespace<'_>, node: &str, image: &str) -> Value {
+    let memory_limit = format!("{}Mi", CONTAINER_LIMIT >> 20);
     let container = json!({
         "name": CONTAINER,
         "image": image,
@@ -141,7 +146,7 @@ fn pod(namespace: &TemporaryNamespace<'_>, node: &str, image: &str) -> Value {
             {"name": "NPL_CGROUP", "value": "/cgroup"},
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "384Mi"}},
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": memory_limit}},
         "securityContext": {
             "runAsUser": 0,
             "runAsGroup": 0,

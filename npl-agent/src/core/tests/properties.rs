@@ -293,9 +293,10 @@ proptest! {
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
+        let is_contested = problems.iter().any(|problem| matches!(problem.cause, Cause::NodePortConflict { .. }));
         // A node port that is reserved for a Pod without an address is in no annotation, so the restarted agent may
-        // allocate the node port to another Pod.
-        prop_assume!(!is_exhausted || !is_held_for_later);
+        // allocate the node port to another Pod, and does not know that a Service also has this node port.
+        prop_assume!(!is_held_for_later || !(is_exhausted || is_contested));
         // If neither of two Pods with the same address has a mapping, the restarted agent cannot know which of them was
         // served.
         let is_without_trace = |problem: &Problem| {

@@ -66,7 +66,9 @@ impl<F: Family> Flow<'_, F> {
         if self.protocol == protocol::TCP {
             return slot.or_else(|| self.mid_stream_of_reply(reply));
         }
-        slot.or_else(|| slots::find_datagram_flow::<F>(self.hash))
+        // If another processor has established the flow in the meantime, the flow's own slot was written before the
+        // datagram slot was cleared.
+        slot.or_else(|| slots::find_datagram_flow::<F>(self.hash)).or_else(|| self.half_open().map(|_| self.entry))
     }
 
     /// The entry of the handshake whose SYN a Pod's packet acknowledges.

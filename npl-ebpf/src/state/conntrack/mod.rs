@@ -130,10 +130,11 @@ impl<'k, F: Family> Flow<'k, F> {
     /// number of a segment.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
-        self.half_open().is_some()
-            || self.table_entry().is_some()
+        // Opening entries are looked up first, because they are removed after the flow's entry is written.
+        slots::find_datagram_flow::<F>(self.hash).is_some()
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
-            || slots::find_datagram_flow::<F>(self.hash).is_some()
+            || self.half_open().is_some()
+            || self.table_entry().is_some()
     }
 
     /// Removes the flow table's entry after the Pod has rejected the connection, although the client had completed the
@@ -249,8 +250,8 @@ impl<'k, F: Family> Flow<'k, F> {
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Applies a client's packet to the half-open entry in `slot`: the flow's own slot, or the slot of a handshake
-    /// whose numbers match the packet.
+    /// Applies a client's packet to the half-open entry in `slot`: the flow's own slot, the flow's datagram slot, or the
+    /// slot of a handshake whose numbers match the packet.
     #[inline(always)]
     fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
         let event = Event::from_client(self.protocol, request.segment.flags, true);
@@ -286,8 +287,8 @@ impl<'k, F: Family> Flow<'k, F> {
                 self.refresh_by_client(state, request.segment);
                 if cached == 0 {
                     // If the flow's slot is empty, writes a copy with the phase "established" to the slot, so that
-                    // later packets skip the flow table. The entry of another flow in the slot is not overwritten,
-                    // because the other flow may be half-open.
+                    // later packets skip the flow table. The entry of another flow in the slot is not overwritten: two
+                    // active flows with the same slot would otherwise write the slot for each packet.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -416,8 +417,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Applies a Pod's packet to the half-open entry in `slot`: the flow's own slot, or the slot of a handshake whose
-    /// numbers match the packet.
+    /// Applies a Pod's packet to the half-open entry in `slot`: the flow's own slot, the flow's datagram slot, or the
+    /// slot of a handshake whose numbers match the packet.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
@@ -437,7 +438,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 let (generation, segment) = (endpoint.generation, Segment::DATAGRAM);
                 let transition = self.establish(&Request { nat, generation, segment });
                 // The flow's own slot has the phase "established" now, so only a datagram slot is cleared.
-                if transition == Transition::Established && half_open::phase(slot.load()).is_opening() {
+                let left = slot.load();
+                let is_own = half_open::matches(left, self.hash) && half_open::phase(left).is_opening();
+                if transition == Transition::Established && is_own {
                     slot.store(0);
                 }
                 return transition;
@@ -463,6 +466,9 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if let Some(previous) = self.half_open() {
             self.entry.store(0);
+            // If the previous connection's entry stayed in the flow table, a forged segment or a late segment of this
+            // connection would copy the entry to the slot, and the client's acknowledgement would match the copy.
+            let _missing = F::remove_flow(self.key);
             if !half_open::has_same_nat_address(previous, replied) {
                 count_reason(Reason::TupleConflict as u32);
             }

@@ -151,7 +151,7 @@ fn connection_whose_handshake_entry_is_lost_is_established_later() {
 }
 
 #[test]
-fn established_flow_does_not_overwrite_a_half_open_flow_in_its_slot() {
+fn established_flow_does_not_overwrite_another_flows_entry_in_its_slot() {
     with_mappings(|lab| {
         establish(lab);
         let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REPLIED, 0, NODE_PORT);
