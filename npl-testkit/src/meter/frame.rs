@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use npl_common::traffic::FRAME_BYTES;
 
 use crate::echo::Protocol;
-use crate::packet::{Ethernet, Packet, tcp_flags};
+use crate::packet::{Ethernet, Packet, sctp_chunks, tcp_flags};
 use crate::topology::Device;
 
 /// Bytes of the Ethernet, IPv4 and UDP headers.
@@ -16,6 +16,9 @@ const UDP_HEADERS: usize = 14 + 20 + 8;
 /// The payload size of a first fragment. Payload and UDP header together are a multiple of eight bytes, as in all
 /// fragments except the last one.
 const FRAGMENT_PAYLOAD: usize = 16;
+
+/// The content of an SCTP chunk, which fits into the generator's frames. The INIT of a real client is longer.
+const CHUNK_CONTENT: [u8; 8] = [1; 8];
 
 /// A generated packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,17 @@ pub enum Segment {
     Syn,
     /// A TCP segment with the flag ACK.
     Ack,
+    /// A TCP segment with the flag RST.
+    Rst,
+    /// A TCP segment without flags.
+    Null,
+    /// A TCP segment with the flags SYN and ACK.
+    SynAck,
+    /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets but the first: the
+    /// generator updates no CRC, and changes the word at which UDP has its checksum and SCTP half of the tag.
+    SctpInit,
+    /// An SCTP packet with a DATA chunk, and with the CRC and tag of [`Self::SctpInit`].
+    SctpData,
     /// The first fragment of a UDP datagram whose other fragments never follow.
     FirstFragment,
 }
@@ -35,7 +49,8 @@ impl Segment {
     pub const fn protocol(self) -> Protocol {
         match self {
             Self::Datagram | Self::FirstFragment => Protocol::Udp,
-            Self::Syn | Self::Ack => Protocol::Tcp,
+            Self::Syn | Self::Ack | Self::Rst | Self::Null | Self::SynAck => Protocol::Tcp,
+            Self::SctpInit | Self::SctpData => Protocol::Sctp,
         }
     }
 
@@ -44,6 +59,11 @@ impl Segment {
             Self::Datagram => Packet::udp(source, destination, &[0; FRAME_BYTES - UDP_HEADERS]),
             Self::Syn => Packet::tcp(source, destination, tcp_flags::SYN, &[]),
             Self::Ack => Packet::tcp(source, destination, tcp_flags::ACK, &[]),
+            Self::Rst => Packet::tcp(source, destination, tcp_flags::RST, &[]),
+            Self::Null => Packet::tcp(source, destination, 0, &[]),
+            Self::SynAck => Packet::tcp(source, destination, tcp_flags::SYN | tcp_flags::ACK, &[]),
+            Self::SctpInit => Packet::sctp(source, destination, sctp_chunks::INIT, &CHUNK_CONTENT),
+            Self::SctpData => Packet::sctp(source, destination, sctp_chunks::DATA, &CHUNK_CONTENT),
             Self::FirstFragment => Packet::udp(source, destination, &[0; FRAGMENT_PAYLOAD]),
         }
     }

@@ -10,6 +10,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -17,6 +18,7 @@ use aya::maps::{Array, PerCpuArray};
 use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
+use nix::unistd::Pid;
 use npl_common::traffic::{
     FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, PROG_IDLE, PROG_SHORTCUT, Target,
     Traffic, fate,
@@ -29,7 +31,7 @@ use self::dispatcher::IdleDevice;
 use crate::interrupt;
 use crate::live_frames::{self, Stopwatch};
 use crate::topology::{Client, Device, Pod};
-use crate::{poll, tools};
+use crate::{poll, process, tools};
 
 /// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
@@ -284,6 +286,27 @@ impl Meter {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
         self.entry.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
+    }
+
+    /// Sends packets from the first processor until `is_over` is true. Returns the number of packets. Another meter may
+    /// measure on the last processor at the same time.
+    pub fn flood(&mut self, is_over: &AtomicBool) -> Result<u64> {
+        let idle_device = &self.idle_device;
+        let generator: &mut Xdp =
+            self.ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
+        let _in_dispatcher = idle_device.attach(generator)?;
+        let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
+        let program = generator.fd()?.as_fd();
+        self.entry.netns().run(|| {
+            process::keep_on(Pid::from_raw(0), 0)?;
+            live_frames::go_ahead()?;
+            let mut sent = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                live_frames::run(program, &self.frame, self.ifindex, CHUNK)?;
+                sent += u64::from(CHUNK);
+            }
+            Ok(sent)
+        })?
     }
 
     /// Sends packets from a processor reserved for this work.

@@ -13,12 +13,16 @@ pub mod sctp_chunks {
     pub const INIT: u8 = 1;
     /// Response to INIT, with a state cookie.
     pub const INIT_ACK: u8 = 2;
+    /// Asks whether the other side is reachable.
+    pub const HEARTBEAT: u8 = 4;
     /// Rejects or aborts the association.
     pub const ABORT: u8 = 6;
     /// The sender has no more data.
     pub const SHUTDOWN: u8 = 7;
     /// Response to SHUTDOWN.
     pub const SHUTDOWN_ACK: u8 = 8;
+    /// Reports an error, which does not end the association.
+    pub const ERROR: u8 = 9;
     /// Returns the state cookie to the server.
     pub const COOKIE_ECHO: u8 = 10;
     /// Confirms the association.

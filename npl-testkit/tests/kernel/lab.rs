@@ -222,6 +222,17 @@ impl Lab {
         self.run_counted(frame, |lab, options| lab.program(program).test_run(options))
     }
 
+    /// Runs a program on a frame, and returns its verdict and the output frame. For tests of many packets: the counters
+    /// are not read, which takes longer than the run itself.
+    pub(crate) fn run_uncounted(&mut self, program: &'static str, frame: &[u8]) -> (i32, Vec<u8>) {
+        output(frame, |options| self.program(program).test_run(options))
+    }
+
+    /// Does the same as [`Self::run_uncounted`], for the XDP program.
+    pub(crate) fn run_xdp_uncounted(&mut self, frame: &[u8]) -> (i32, Vec<u8>) {
+        output(frame, |options| self.datapath.hooks.load_xdp_program().unwrap().test_run(options))
+    }
+
     /// Does the same as [`Self::run`], for the XDP program.
     pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
         self.run_counted(frame, |lab, options| lab.datapath.hooks.load_xdp_program().unwrap().test_run(options))
@@ -233,14 +244,9 @@ impl Lab {
         run: impl FnOnce(&mut Self, TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>,
     ) -> Outcome {
         let before = Counters::read(&self.datapath.tables);
-        let mut output = vec![0; OUTPUT_BYTES];
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(frame);
-        options.data_out = Some(&mut output);
-        let result = run(self, options).unwrap();
-        output.truncate(usize::try_from(result.data_size_out).unwrap());
+        let (action, bytes) = output(frame, |options| run(self, options));
         let changes = Counters::read(&self.datapath.tables).changes_since(&before);
-        Outcome { action: result.return_value.cast_signed(), bytes: output, changes }
+        Outcome { action, bytes, changes }
     }
 
     pub(crate) fn program(&mut self, name: &'static str) -> &mut SchedClassifier {
@@ -380,6 +386,14 @@ impl Lab {
         }
     }
 
+    /// Empties the half-open cache's slots for the flow's mid-stream entry.
+    pub(crate) fn forget_mid_stream(&mut self, id: FlowId) {
+        let key = conntrack::mid_stream_key(hash(id));
+        for slot in [half_open::handshake_slot(key), half_open::second_handshake_slot(key)] {
+            self.slots(id).set(slot, 0, 0).unwrap();
+        }
+    }
+
     /// Returns all fragment tracking records, with their slots.
     pub(crate) fn fragment_records(&mut self, family: Family) -> Vec<(u32, u64)> {
         (0..).zip(self.fragments(family).iter().map(Result::unwrap)).filter(|(_, record)| *record != 0).collect()
@@ -417,6 +431,17 @@ impl Lab {
     fn slots(&mut self, id: FlowId) -> &mut Array<MapData, u64> {
         if id.pod.is_ipv4() { &mut self.v4.slots } else { &mut self.v6.slots }
     }
+}
+
+/// Runs a program on a frame by `run`, and returns its verdict and the output frame.
+fn output(frame: &[u8], run: impl FnOnce(TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>) -> (i32, Vec<u8>) {
+    let mut output = vec![0; OUTPUT_BYTES];
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(frame);
+    options.data_out = Some(&mut output);
+    let result = run(options).unwrap();
+    output.truncate(usize::try_from(result.data_size_out).unwrap());
+    (result.return_value.cast_signed(), output)
 }
 
 /// A flow's key in the flow table of its family.

@@ -23,13 +23,36 @@ pub(crate) enum Workload {
     SynFlood,
     /// TCP ACKs that belong to no connection, from random clients as in `SynFlood`.
     AckFlood,
+    /// TCP RSTs from random clients as in `SynFlood`.
+    RstFlood,
+    /// TCP segments without flags from random clients as in `SynFlood`.
+    NullFlood,
+    /// TCP SYN-ACKs from random clients as in `SynFlood`.
+    SynAckFlood,
     /// UDP datagrams from random clients as in `SynFlood`.
     UdpFlood,
+    /// SCTP INITs from random clients as in `SynFlood`.
+    SctpInitFlood,
+    /// SCTP DATA chunks that belong to no association, from random clients as in `SynFlood`.
+    SctpDataFlood,
     /// First fragments of UDP datagrams from random clients as in `SynFlood`. The other fragments are never sent.
     FragmentFlood,
 }
 
 impl Workload {
+    /// All floods.
+    pub(crate) const FLOODS: [Self; 9] = [
+        Self::SynFlood,
+        Self::AckFlood,
+        Self::RstFlood,
+        Self::NullFlood,
+        Self::SynAckFlood,
+        Self::UdpFlood,
+        Self::FragmentFlood,
+        Self::SctpInitFlood,
+        Self::SctpDataFlood,
+    ];
+
     /// The name in results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -38,8 +61,13 @@ impl Workload {
             Self::NewFlows => "new_flows",
             Self::SynFlood => "syn_flood",
             Self::AckFlood => "ack_flood",
+            Self::RstFlood => "rst_flood",
+            Self::NullFlood => "null_flood",
+            Self::SynAckFlood => "syn_ack_flood",
             Self::UdpFlood => "udp_flood",
             Self::FragmentFlood => "fragment_flood",
+            Self::SctpInitFlood => "sctp_init_flood",
+            Self::SctpDataFlood => "sctp_data_flood",
         }
     }
 
@@ -49,7 +77,12 @@ impl Workload {
             Self::Established | Self::Replies | Self::UdpFlood => Segment::Datagram,
             Self::NewFlows | Self::SynFlood => Segment::Syn,
             Self::AckFlood => Segment::Ack,
+            Self::RstFlood => Segment::Rst,
+            Self::NullFlood => Segment::Null,
+            Self::SynAckFlood => Segment::SynAck,
             Self::FragmentFlood => Segment::FirstFragment,
+            Self::SctpInitFlood => Segment::SctpInit,
+            Self::SctpDataFlood => Segment::SctpData,
         }
     }
 

@@ -71,17 +71,7 @@ impl Ours {
 
     /// Replaces all mappings.
     pub(crate) fn set_mappings(&mut self, mappings: Mappings) -> Result<()> {
-        let protocol = match mappings.protocol {
-            Protocol::Tcp => model::Protocol::Tcp,
-            Protocol::Udp => model::Protocol::Udp,
-            Protocol::Sctp => model::Protocol::Sctp,
-        };
-        let mapping = |(node_port, pod_port)| {
-            let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
-            let (pod_ip, pod_port) = (mappings.pod_ip.into(), PodPort(pod_port));
-            (frontend, Backend { pod_ip, pod_port, generation: 1, is_restricted: false })
-        };
-        let mut wanted: BTreeMap<_, _> = mappings.ports().map(mapping).collect();
+        let mut wanted = entries(mappings);
         for (frontend, backend) in self.datapath.mappings()? {
             if wanted.get(&frontend) == Some(&backend) {
                 wanted.remove(&frontend);
@@ -89,7 +79,16 @@ impl Ours {
                 self.datapath.remove_mapping(frontend)?;
             }
         }
-        let refused = self.datapath.upsert_mappings(&wanted);
+        self.write(&wanted)
+    }
+
+    /// Adds mappings, and keeps the others.
+    pub(crate) fn add_mappings(&mut self, mappings: Mappings) -> Result<()> {
+        self.write(&entries(mappings))
+    }
+
+    fn write(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> Result<()> {
+        let refused = self.datapath.upsert_mappings(wanted);
         refused.into_values().next().map_or(Ok(()), Err).context("write the mappings")
     }
 
@@ -116,6 +115,21 @@ impl Ours {
         self.is_attached = is_attached;
         Ok(())
     }
+}
+
+/// The frontend and backend of each mapping.
+fn entries(mappings: Mappings) -> BTreeMap<Frontend, Backend> {
+    let protocol = match mappings.protocol {
+        Protocol::Tcp => model::Protocol::Tcp,
+        Protocol::Udp => model::Protocol::Udp,
+        Protocol::Sctp => model::Protocol::Sctp,
+    };
+    let mapping = |(node_port, pod_port)| {
+        let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
+        let (pod_ip, pod_port) = (mappings.pod_ip.into(), PodPort(pod_port));
+        (frontend, Backend { pod_ip, pod_port, generation: 1, is_restricted: false })
+    };
+    mappings.ports().map(mapping).collect()
 }
 
 /// Returns the agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation

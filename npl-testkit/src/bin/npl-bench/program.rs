@@ -44,8 +44,38 @@ const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(
 const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
+/// The time for an ICMP error about an unknown flow, which is passed unchanged.
+const ERROR_FLOOD: Figure = figure("program/error-flood", "ns", Stage::Program, &[]);
+
+/// The times for packets of other floods than that of SYNs, measured as [`SYN_FLOOD`].
+const ACK_FLOOD: Figure = beside_established("program/ack-flood");
+const RST_FLOOD: Figure = beside_established("program/rst-flood");
+const NULL_FLOOD: Figure = beside_established("program/null-flood");
+const SYN_ACK_FLOOD: Figure = beside_established("program/syn-ack-flood");
+const UDP_FLOOD: Figure = beside_established("program/udp-flood");
+const FRAGMENT_FLOOD: Figure = beside_established("program/fragment-flood");
+const SCTP_INIT_FLOOD: Figure = beside_established("program/sctp-init-flood");
+const SCTP_DATA_FLOOD: Figure = beside_established("program/sctp-data-flood");
+
+const fn beside_established(name: &'static str) -> Figure {
+    figure(name, "ns", Stage::Program, &[]).beside("an established flow")
+}
+
+/// The figure of each flood in [`Workload::FLOODS`].
+const FLOODS: [&Figure; Workload::FLOODS.len()] = [
+    &SYN_FLOOD,
+    &ACK_FLOOD,
+    &RST_FLOOD,
+    &NULL_FLOOD,
+    &SYN_ACK_FLOOD,
+    &UDP_FLOOD,
+    &FRAGMENT_FLOOD,
+    &SCTP_INIT_FLOOD,
+    &SCTP_DATA_FLOOD,
+];
+
 /// All figures, in display order.
-pub(crate) const FIGURES: [&Figure; 9] = [
+pub(crate) const FIGURES: [&Figure; 18] = [
     &FORWARD_HIT,
     &XDP_FORWARD_HIT,
     &REPLY_HIT,
@@ -55,6 +85,15 @@ pub(crate) const FIGURES: [&Figure; 9] = [
     &FORWARD_HIT_MITIGATED,
     &REPLY_HIT_MITIGATED,
     &SYN_FLOOD,
+    &ACK_FLOOD,
+    &RST_FLOOD,
+    &NULL_FLOOD,
+    &SYN_ACK_FLOOD,
+    &UDP_FLOOD,
+    &FRAGMENT_FLOOD,
+    &SCTP_INIT_FLOOD,
+    &SCTP_DATA_FLOOD,
+    &ERROR_FLOOD,
 ];
 
 /// The number of runs of a program in one measurement. A round consists of several measurements, and the fastest one
@@ -120,18 +159,21 @@ enum Sent {
     ReplyMiss,
     /// A packet to a Pod address.
     Direct,
+    /// An ICMP error about a reply of an unknown flow.
+    Error,
 }
 
 /// A figure, with the program and the packet that it is measured for.
 type Cost = (&'static Figure, Hook, Sent);
 
-const ALONE: [Cost; 6] = [
+const ALONE: [Cost; 7] = [
     (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), Sent::Request),
     (&XDP_FORWARD_HIT, Hook::Xdp, Sent::Request),
     (&REPLY_HIT, Hook::Tc(PROG_EGRESS), Sent::Reply),
     (&MISS, Hook::Tc(PROG_INGRESS), Sent::Miss),
     (&DIRECT, Hook::Tc(PROG_INGRESS), Sent::Direct),
     (&REPLY_MISS, Hook::Tc(PROG_EGRESS), Sent::ReplyMiss),
+    (&ERROR_FLOOD, Hook::Tc(PROG_INGRESS), Sent::Error),
 ];
 const MITIGATED: [Cost; 2] = [
     (&FORWARD_HIT_MITIGATED, Hook::Tc(PROG_INGRESS), Sent::Request),
@@ -147,6 +189,11 @@ impl Sent {
             Self::Miss => (CLIENT, foreign),
             Self::ReplyMiss => (foreign, CLIENT),
             Self::Direct => (CLIENT, POD),
+            Self::Error => {
+                // Port unreachable, with as many bytes of the datagram as every error quotes.
+                let unknown = packet(NODE_PORTS[0], (CLIENT.ip(), CLIENT.port() + 1).into());
+                return Packet::icmp_error(CLIENT.ip(), 3, 3, &unknown, 8).to_this_machine();
+            }
         };
         packet(from, to)
     }
@@ -156,7 +203,7 @@ impl Sent {
         match self {
             Self::Request => [1, 0],
             Self::Reply => [0, 1],
-            Self::Miss | Self::ReplyMiss | Self::Direct => [0, 0],
+            Self::Miss | Self::ReplyMiss | Self::Direct | Self::Error => [0, 0],
         }
     }
 }
@@ -270,26 +317,40 @@ fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
     Packet::udp(from, to, &PAYLOAD).to_this_machine()
 }
 
-/// Two test networks. NPL's program at the uplink processes a SYN flood in one of them, and an established flow in the
-/// other.
+/// Test networks in which NPL's program at the uplink processes floods, one network for each protocol, and a network in
+/// which it processes an established flow.
 struct Flooded {
-    flood: Testbed,
+    floods: Vec<Testbed>,
     established: Testbed,
 }
 
 impl Flooded {
-    const FLOOD: Case = Case { workload: Workload::SynFlood, mode: Mode::Ours };
     const ESTABLISHED: Case = Case { workload: Workload::Established, mode: Mode::Ours };
 
     fn new(run: &Run, object: &Path) -> Result<Self> {
-        let testbed = |number, case| Testbed::new(run, number, &[case], object);
-        Ok(Self { flood: testbed(0, Self::FLOOD)?, established: testbed(1, Self::ESTABLISHED)? })
+        let mut networks: Vec<Vec<Case>> = Vec::new();
+        for workload in Workload::FLOODS {
+            let protocol = |case: &Case| case.workload.segment().protocol();
+            let case = Case { workload, mode: Mode::Ours };
+            match networks.iter_mut().find(|cases| cases.first().map(protocol) == Some(protocol(&case))) {
+                Some(cases) => cases.push(case),
+                None => networks.push(vec![case]),
+            }
+        }
+        let established = Testbed::new(run, networks.len(), &[Self::ESTABLISHED], object)?;
+        let floods = networks.iter().enumerate().map(|(number, cases)| Testbed::new(run, number, cases, object));
+        Ok(Self { floods: floods.collect::<Result<_>>()?, established })
     }
 
     fn measure(&mut self, effort: Effort, samples: &mut Samples) -> Result<()> {
-        let flood = self.flood.program_cost(Self::FLOOD, effort)?;
-        let established = self.established.program_cost(Self::ESTABLISHED, effort)?;
-        samples.add(&SYN_FLOOD, &[flood], &[established]);
+        for (workload, figure) in Workload::FLOODS.into_iter().zip(FLOODS) {
+            let case = Case { workload, mode: Mode::Ours };
+            let network =
+                self.floods.iter_mut().find(|testbed| testbed.has(case)).context("the flood has no network")?;
+            let flood = network.program_cost(case, effort)?;
+            let established = self.established.program_cost(Self::ESTABLISHED, effort)?;
+            samples.add(figure, &[flood], &[established]);
+        }
         Ok(())
     }
 }

@@ -29,13 +29,16 @@ impl Ratio {
 }
 
 /// Every comparison, in display order.
-pub(crate) const RATIOS: [Ratio; 62] = {
+pub(crate) const RATIOS: [Ratio; 72] = {
     use Mode::{
         Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursMitigated, OursOf, OursOffload,
         OursOffloadConntrack, OursRedirect, OursWire, OursXdp, Routing, RoutingBesideIdle, RoutingBesideOurs,
         RoutingConntrack, RoutingWire, Shortcut, ShortcutXdp,
     };
-    use Workload::{AckFlood, Established, FragmentFlood, NewFlows, Replies, SynFlood, UdpFlood};
+    use Workload::{
+        AckFlood, Established, FragmentFlood, NewFlows, NullFlood, Replies, RstFlood, SctpDataFlood, SctpInitFlood,
+        SynAckFlood, SynFlood, UdpFlood,
+    };
     [
         ratio(Established, Ours, Routing, Some(0.95)),
         ratio(Established, Ours, Iptables(1), Some(1.3)),
@@ -78,12 +81,22 @@ pub(crate) const RATIOS: [Ratio; 62] = {
         ratio(NewFlows, OursXdp, OursWire, None),
         ratio(SynFlood, Ours, Routing, None),
         ratio(AckFlood, Ours, Routing, None),
+        ratio(RstFlood, Ours, Routing, None),
+        ratio(NullFlood, Ours, Routing, None),
+        ratio(SynAckFlood, Ours, Routing, None),
         ratio(UdpFlood, Ours, Routing, None),
         ratio(FragmentFlood, Ours, Routing, None),
+        ratio(SctpInitFlood, Ours, Routing, None),
+        ratio(SctpDataFlood, Ours, Routing, None),
         beside_established(SynFlood, Ours),
         beside_established(AckFlood, Ours),
+        beside_established(RstFlood, Ours),
+        beside_established(NullFlood, Ours),
+        beside_established(SynAckFlood, Ours),
         beside_established(UdpFlood, Ours),
         beside_established(FragmentFlood, Ours),
+        beside_established(SctpInitFlood, Ours),
+        beside_established(SctpDataFlood, Ours),
         ratio(UdpFlood, Ours, Nftables, None),
         // These ratios show the cost of any program at the hook, and the additional cost of NPL's program.
         ratio(Established, RoutingBesideIdle, Routing, None),

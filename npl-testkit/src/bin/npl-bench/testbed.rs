@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -15,7 +17,7 @@ use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::meter::{self, Arrival, Clients, Entry, Flows, Lost, Meter, Overhead};
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
-use npl_testkit::{poll, traffic};
+use npl_testkit::{poll, process, traffic};
 
 use crate::Effort;
 use crate::baselines;
@@ -161,6 +163,27 @@ impl Testbed {
         self.meter.turn_to(flows)
     }
 
+    /// Returns a generator of a flood to this network's Pod, by mappings of the flood's protocol.
+    pub(crate) fn flood(&mut self, workload: Workload, object: &Path) -> Result<Meter> {
+        let ours = self.ours.as_mut().context("NPL is not on this Node")?;
+        ours.add_mappings(Mappings { protocol: workload.segment().protocol(), ..self.mappings })?;
+        let pod = self.topology.pods().first().context("the network has no Pod")?;
+        let flows = flows(Case { workload, mode: Mode::Ours }, &self.topology, pod)?;
+        Meter::new(object, self.topology.client(), pod, &flows)
+    }
+
+    /// Measures one sample as [`Self::sample`] does, while another processor sends a flood.
+    pub(crate) fn sample_beside(&mut self, case: Case, effort: Effort, flood: &mut Meter) -> Result<f64> {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let flooding = scope.spawn(|| flood.flood(&is_over));
+            let sample = self.sample(case, effort);
+            is_over.store(true, Ordering::Relaxed);
+            ensure!(process::joined(flooding)? > 0, "the flood has sent no packet");
+            sample
+        })
+    }
+
     /// Returns the mean run time of NPL's TC ingress program per packet in nanoseconds, from the kernel's accounting of
     /// one sample.
     ///
@@ -201,14 +224,25 @@ fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
         Workload::Replies => return replies(case, topology, pod, server),
         Workload::Established => (establish(topology, pod, server)?, Clients::One),
         Workload::NewFlows => (FIRST_CLIENT, Clients::InTurn { ports: PORTS_PER_CLIENT }),
-        Workload::SynFlood | Workload::AckFlood | Workload::UdpFlood | Workload::FragmentFlood => {
-            (FIRST_RANDOM_CLIENT, Clients::Random)
-        }
+        Workload::SynFlood
+        | Workload::AckFlood
+        | Workload::RstFlood
+        | Workload::NullFlood
+        | Workload::SynAckFlood
+        | Workload::UdpFlood
+        | Workload::FragmentFlood
+        | Workload::SctpInitFlood
+        | Workload::SctpDataFlood => (FIRST_RANDOM_CLIENT, Clients::Random),
     };
     let client = topology.client();
     let frame = meter::frame(workload.segment(), [&client.device, &client.uplink], [source, server], pod_port)?;
     let ports = [FIRST_POD_PORT, FIRST_POD_PORT + mode.mappings() - 1];
-    let arrival = Arrival { address: pod.ip(), ports, source: None };
+    // Packets of a flood beside an established flow do not count.
+    let counted = match (workload, source) {
+        (Workload::Established, SocketAddr::V4(source)) => Some(source),
+        _ => None,
+    };
+    let arrival = Arrival { address: pod.ip(), ports, source: counted };
     Ok(Flows { frame, clients, entry: case.entry(), mappings, arrival })
 }
 

@@ -19,12 +19,44 @@ use crate::lab::{Lab, NEXT};
 
 pub(super) const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
 
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
+
+/// All combinations of the flags FIN, SYN, RST, PSH, ACK and URG, and some with ECE and CWR.
+pub(crate) const ALL_FLAGS: [u8; 72] = {
+    const COMBINATIONS: u8 = 64;
+    let mut all = [0; 72];
+    let mut flags = 0;
+    while flags < COMBINATIONS {
+        all[flags as usize] = flags;
+        flags += 1;
+    }
+    let (_, more) = all.split_at_mut(COMBINATIONS as usize);
+    more.copy_from_slice(&[
+        ECE | CWR | SYN,
+        ECE | SYN | ACK,
+        ECE | ACK,
+        CWR | ACK,
+        ECE | CWR,
+        ECE | RST,
+        CWR | FIN | ACK,
+        u8::MAX,
+    ]);
+    all
+};
+
 /// Initial sequence numbers of forged segments: outside of every window around the numbers of the connections.
-pub(super) const FORGED_ISNS: [(u32, u32); 3] = [
-    (CLIENT_ISN ^ 1 << 31, POD_ISN ^ 1 << 31),
-    (CLIENT_ISN + (1 << 26), POD_ISN + (1 << 26)),
-    (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
-];
+pub(super) const FORGED_ISNS: [(u32, u32); 3] = forged_isns((CLIENT_ISN, POD_ISN));
+
+/// Returns initial sequence numbers of forged segments: outside of every window around the numbers of a connection with
+/// the initial sequence numbers `client` and `pod`.
+pub(crate) const fn forged_isns((client, pod): (u32, u32)) -> [(u32, u32); 3] {
+    [
+        (client ^ 1 << 31, pod ^ 1 << 31),
+        (client.wrapping_add(1 << 26), pod.wrapping_add(1 << 26)),
+        (client.wrapping_sub(1 << 26), pod.wrapping_sub(1 << 26)),
+    ]
+}
 
 /// Sends forged segments to `node`. The mapping forwards each of them to the Pod, whose stack rejects it.
 #[track_caller]
@@ -45,7 +77,8 @@ fn attack_by_both(lab: &mut Lab) {
     }
 }
 
-fn timeout(state: &FlowState) -> u64 {
+/// The idle timeout of a TCP connection's entry.
+pub(super) fn timeout(state: &FlowState) -> u64 {
     let state = conntrack::State::established(state.client_tcp_flags, state.pod_tcp_flags);
     conntrack::established_timeout_ns(state, protocol::TCP, false)
 }

@@ -2,19 +2,24 @@
 //! Tests forged SCTP packets with a client's address. The attacker knows none of the association's tags.
 
 use std::net::SocketAddr;
+use std::sync::Mutex;
 
 use npl_common::conntrack;
 use npl_common::flow::FlowState;
 use npl_common::mapping::protocol;
 use npl_common::reason::Reason;
-use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK};
+use npl_testkit::packet::sctp_chunks::{
+    ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, HEARTBEAT, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 use npl_testkit::packet::{Packet, SCTP_TAG, Transport};
 
-use super::scene::{NODE_PORT, Sctp, client, flow, from, node, pod, sctp, second_node, to, with_mappings};
+use super::scene::{NODE_PORT, Sctp, client, family, flow, from, node, pod, sctp, second_node, to, with_mappings};
+use super::sweep::expire_flows;
 use crate::counters::reason;
 use crate::lab::{Lab, NEXT};
 
-const KINDS: [u8; 8] = [INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA, SHUTDOWN, SHUTDOWN_ACK, ABORT];
+const KINDS: [u8; 11] =
+    [INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA, HEARTBEAT, ERROR, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE, ABORT];
 /// Chunk types that create no entry in the flow table without a complete handshake.
 const HANDSHAKE_KINDS: [u8; 2] = [INIT, ABORT];
 const FORGED_TAG: u32 = SCTP_TAG ^ 1 << 31;
@@ -127,4 +132,75 @@ fn forged_inits_and_aborts_do_not_divert_the_replies_of_a_direct_association() {
         }
         assert_eq!((lab.flow(flow(Sctp)), lab.slot(flow(Sctp))), (None, None));
     });
+}
+
+/// Returns the first difference from an undisturbed association, if forged packets of one type to `destination` arrive
+/// before and after each step of its handshake and of its first exchange.
+fn harm_to_a_handshake(lab: &mut Lab, destination: SocketAddr, kind: u8) -> Result<(), String> {
+    attack(lab, destination, &[kind]);
+    for (of_client, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
+        asks(lab, node(), of_client);
+        attack(lab, destination, &[kind]);
+        answers_from(lab, of_pod, node())?;
+        attack(lab, destination, &[kind]);
+    }
+    asks(lab, node(), DATA);
+    answers_from(lab, DATA, node())?;
+    is_open(lab)
+}
+
+/// Does the same for an idle association, whose entry has timed out, and on which the Pod sends first.
+fn harm_to_an_idle_association(lab: &mut Lab, destination: SocketAddr, kind: u8) -> Result<(), String> {
+    for (of_client, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
+        asks(lab, node(), of_client);
+        answers_from(lab, of_pod, node())?;
+    }
+    expire_flows(lab);
+    for of_pod in [HEARTBEAT, DATA] {
+        attack(lab, destination, &[kind]);
+        answers_from(lab, of_pod, node())?;
+    }
+    asks(lab, node(), DATA);
+    answers_from(lab, DATA, node())?;
+    is_open(lab)
+}
+
+fn answers_from(lab: &mut Lab, kind: u8, source: SocketAddr) -> Result<(), String> {
+    let is_right = lab.egress(&answer(kind)).bytes == from(&answer(kind), source).build();
+    if is_right { Ok(()) } else { Err(format!("the Pod's chunk {kind} does not leave from {source}")) }
+}
+
+/// Whether the flow table has an entry of an open association, with the client's NAT address.
+fn is_open(lab: &Lab) -> Result<(), String> {
+    let entry = lab.flow(flow(Sctp)).ok_or("the flow table has no entry")?;
+    if (entry.node_addr, entry.state.node_port) != (node().ip(), NODE_PORT) {
+        return Err(format!("the NAT address is {}:{}", entry.node_addr, entry.state.node_port));
+    }
+    let timeout = timeout_ns(lab);
+    if timeout == conntrack::SCTP_NS { Ok(()) } else { Err(format!("the idle timeout is {timeout} ns")) }
+}
+
+/// Runs `test` with each type of chunk in each family, and asserts that no type does harm.
+#[track_caller]
+fn no_type_does_harm(test: impl Fn(&mut Lab, u8) -> Result<(), String> + Send + Sync) {
+    let harm = Mutex::new(Vec::new());
+    for kind in KINDS {
+        with_mappings(|lab| {
+            if let Err(error) = test(lab, kind) {
+                harm.lock().unwrap().push(format!("forged chunk {kind} in {}: {error}", family()));
+            }
+        });
+    }
+    let harm = harm.into_inner().unwrap();
+    assert!(harm.is_empty(), "{harm:#?}");
+}
+
+#[test]
+fn forged_packets_to_the_pod_do_not_disturb_a_handshake() {
+    no_type_does_harm(|lab, kind| harm_to_a_handshake(lab, pod(), kind));
+}
+
+#[test]
+fn forged_packets_to_the_pod_do_not_disturb_an_idle_association() {
+    no_type_does_harm(|lab, kind| harm_to_an_idle_association(lab, pod(), kind));
 }

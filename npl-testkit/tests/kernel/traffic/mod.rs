@@ -11,6 +11,7 @@ mod firewall;
 mod flood;
 mod flow_offload;
 mod foreign_tc;
+mod forged;
 mod fragment_flood;
 mod fragments;
 mod guard;

@@ -22,6 +22,8 @@ pub(crate) enum Stage {
     Kernel,
     /// The kernel programs in isolation.
     Program,
+    /// An established flow beside floods.
+    Flood,
     /// TCP connections through a Node.
     Sockets,
     /// A real cluster with kube-proxy in iptables mode.
