@@ -50,9 +50,15 @@ pub(crate) struct World {
 impl World {
     /// Creates a control plane and the network of a Node, without a Node object, Pods or an agent.
     pub(crate) fn new() -> Self {
+        Self::with_clients(1)
+    }
+
+    /// Creates an environment as [`Self::new`] does, with this number of clients. Each client has an uplink of its own.
+    pub(crate) fn with_clients(clients: u8) -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
-        let topology = Topology::new(&run, "", topology::Options::default()).unwrap();
+        let options = topology::Options { clients, ..topology::Options::default() };
+        let topology = Topology::new(&run, "", options).unwrap();
         let plane = ControlPlane::start(&run, Some(topology.node())).unwrap();
         let cluster = Cluster::new(&plane).unwrap();
         cluster.apply_access(&manifest()).unwrap();
