@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests networks of Nodes that differ from one uplink with the Node's address and the default route: unnumbered
-//! uplinks, bridges with a physical port, a second address with a routing table of its own, and Pods on the Node's own
+//! Tests networks of Nodes that differ from one uplink with the Node's address and the default route: bridges with a physical port, a second address with a routing table of its own, and Pods on the Node's own
 //! network. Each test sends requests of clients, and compares them with the annotation and with `doctor`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,72 +25,6 @@ fn wait_for_state(world: &World, key: &str, state: &str) {
     });
     let last = finding(world, key);
     assert!(waited.is_ok(), "{waited:?}: {} {}", last.state, last.found);
-}
-
-/// The Node's address is on `lo`. Both uplinks have link-local addresses only, and lead to the networks of the two
-/// clients by routes with an IPv6 gateway, as BGP unnumbered sets them. There is no default route.
-const UNNUMBERED_NODE: &str = "addr flush dev eth0 scope global\n\
-                               addr flush dev eth1 scope global\n\
-                               route del default via 2001:db8:0:1::1 dev eth0\n\
-                               addr add 192.0.2.10/32 dev lo\n\
-                               addr add fe80::a/64 dev eth0 nodad\n\
-                               addr add fe80::a/64 dev eth1 nodad";
-const UNNUMBERED_ROUTES: &str = "route add 198.51.100.0/24 src 192.0.2.10 via inet6 fe80::b dev eth0\n\
-                                 route add 203.0.113.0/24 src 192.0.2.10 via inet6 fe80::b dev eth1";
-/// A VXLAN device as of a CNI: by itself, it serves no client outside of the cluster.
-const VXLAN: &str = "link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.10\n\
-                     addr add 10.244.0.0/32 dev flannel.1\n\
-                     link set flannel.1 up";
-
-fn unnumbered_client(address: Ipv4Addr) -> String {
-    format!(
-        "addr flush dev eth0 scope global\n\
-         addr add {address}/32 dev lo\n\
-         addr add fe80::b/64 dev eth0 nodad\n\
-         route add 192.0.2.10/32 via inet6 fe80::a dev eth0 src {address}"
-    )
-}
-
-/// The case of cilium/cilium#12317.
-#[test]
-fn an_address_on_loopback_is_served_by_unnumbered_uplinks_and_unpublished_without_them() {
-    let mut world = World::with_clients(2);
-    world.topology.node().ip(&[UNNUMBERED_NODE, VXLAN].join("\n")).unwrap();
-    for client in world.topology.clients() {
-        client.netns.ip(&unnumbered_client(client.addresses.v4)).unwrap();
-    }
-    world.create_node();
-    world.start_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    wait_for_state(&world, "datapath", "failed");
-    assert_reported(&world, "datapath", "failed", "the agent publishes no node ports");
-    assert_eq!(world.writes("web-0"), 0, "{:?}", world.annotations.history("web-0"));
-
-    world.topology.node().ip(UNNUMBERED_ROUTES).unwrap();
-    for protocol in [Protocol::Tcp, Protocol::Udp] {
-        let server = world.address("web-0", protocol);
-        assert_eq!(server.ip(), world.node_ip());
-        for client in world.topology.clients() {
-            let answer = traffic::request(&client.netns, protocol, server, "who?").unwrap();
-            assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", IpAddr::from(client.addresses.v4)));
-        }
-    }
-    assert_ok(&world, "datapath", "eth0, eth1");
-    assert_ok(&world, "addresses", "on all");
-    assert_ok(&world, "forward_chains", "none of");
-    // Packets without a global address on the uplink are ordinary requests to the firewall, too.
-    world
-        .topology
-        .node()
-        .nft("table inet npl_test { chain f { type filter hook forward priority 0; policy drop; } }")
-        .unwrap();
-    assert_reported(&world, "forward_chains", "warning", "POD-NETWORK");
-    let server = world.address("web-0", Protocol::Tcp);
-    assert!(traffic::tcp_request(&world.topology.client().netns, server, "who?").is_err());
-    world.topology.node().nft("delete table inet npl_test").unwrap();
-    world.assert_served("web-0");
 }
 
 /// The Pod's own network device is a macvlan device on the Node's uplink.
