@@ -24,6 +24,7 @@ use crate::{
         },
         doctor::{DatapathFacts, Facts, Setting, Sysctls},
         model::settings::PortRange,
+        publish::event_reason::EventReason,
         view::AgentView,
     },
     datapath::{OwnPrograms, cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
@@ -77,6 +78,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
             (Ok(agent), Ok(inspection)) => lasting(differences(agent, inspection), &args.bpffs, runtime_dir).await,
             (Err(reason), _) | (_, Err(reason)) => Err(reason.clone()),
         },
+        pods_on_node_network: agent.as_ref().map(pods_on_node_network).map_err(Clone::clone),
         watches: agent.map(|agent| agent.watches),
         datapath,
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
@@ -95,6 +97,13 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
         has_others_at_egress,
         rule_names: nft_guard::rule_names().map_err(|error| unreadable(&error)),
     }
+}
+
+/// Returns the Pods that the agent does not publish because they are on the network of an uplink.
+fn pods_on_node_network(agent: &AgentView) -> BTreeSet<String> {
+    let reason = EventReason::PodOnNodeNetwork.name();
+    let refused = agent.refusals.iter().filter(|refusal| refusal.reason == reason);
+    refused.map(|refusal| format!("{}/{}", refusal.namespace, refusal.name)).collect()
 }
 
 /// Returns the differences between annotations, mappings and addresses.
@@ -179,6 +188,7 @@ fn datapath(inspection: &Inspection) -> DatapathFacts {
         mappings,
         pod_ports,
         forwarding: forwarding(inspection),
+        redirected: inspection.redirected.keys().copied().collect(),
         is_redirect_refused: inspection.is_redirect_refused,
     }
 }

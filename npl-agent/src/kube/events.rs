@@ -63,6 +63,7 @@ pub struct Recorder {
     client: Client,
     instance: String,
     metrics: Metrics,
+    reports: Reports,
     limit: RateLimit,
     started: Instant,
     denial_log: Throttle,
@@ -81,6 +82,7 @@ impl Recorder {
             client,
             instance: shortened(node_name, INSTANCE_BYTES).to_owned(),
             metrics,
+            reports: Reports::of_node(node_name),
             limit: RateLimit::new(BURST, PER_SECOND),
             started: Instant::now(),
             denial_log: Throttle::default(),
@@ -89,9 +91,8 @@ impl Recorder {
 
     /// Sends an Event for each problem, until the sender of `problems` is dropped.
     pub async fn run(mut self, mut problems: Receiver<Vec<Problem>>) {
-        let mut reports = Reports::default();
         loop {
-            let due = reports.next_due().map(|at| self.started + Duration::from_millis(at.0));
+            let due = self.reports.next_due().map(|at| self.started + Duration::from_millis(at.0));
             let is_admitted = tokio::select! {
                 changed = problems.changed() => {
                     if changed.is_err() {
@@ -106,12 +107,12 @@ impl Recorder {
             };
             // The rate limit may have delayed this report, so reports of problems that have been solved in the meantime
             // are dropped first.
-            reports.observe(&problems.borrow_and_update(), self.now());
+            self.reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
-                && let Some(report) = reports.take_due(self.now())
+                && let Some(report) = self.reports.take_due(self.now())
                 && !self.send(&report).await
             {
-                reports.record_failure(&report, self.now());
+                self.reports.record_failure(&report, self.now());
             }
         }
     }
@@ -146,8 +147,8 @@ impl Recorder {
         err.is_none()
     }
 
-    /// Creates the Event that reports `report`. If the Event already exists, for example because an earlier agent or
-    /// the agent of another Node created it, increments the Event's count instead.
+    /// Creates the Event that reports `report`. If the Event already exists, because an earlier agent or the agent of
+    /// another Node has created it, increments the Event's count instead, unless an agent has just done so.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -160,6 +161,10 @@ impl Recorder {
         // The agent has no permission to read Events, but the answer to an empty patch contains the existing Event.
         let params = PatchParams::default();
         let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
+        let observed = known.series.as_ref().map(|series| &series.last_observed_time).or(known.event_time.as_ref());
+        if !report.increments_event(observed.map(age_millis)) {
+            return Ok(EventOutcome::Shared);
+        }
         let count = known.series.map_or(1, |series| series.count).saturating_add(1);
         let series = json!({ "series": { "count": count, "lastObservedTime": MicroTime(wall_clock()) } });
         events.patch(&name, &params, &Patch::Merge(series)).await.map(|_event| EventOutcome::Repeated)
@@ -194,6 +199,11 @@ impl Recorder {
             ..Event::default()
         }
     }
+}
+
+/// The time in milliseconds since `at`; 0 if `at` is in the future, because the clocks of Nodes differ.
+fn age_millis(at: &MicroTime) -> u64 {
+    u64::try_from(wall_clock().duration_since(at.0).as_millis()).unwrap_or_default()
 }
 
 /// Returns whether the API server rejected the Event because its namespace is deleted or terminating.

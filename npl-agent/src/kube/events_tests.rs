@@ -102,6 +102,26 @@ async fn the_count_of_an_existing_event_is_raised_without_read_permission() {
     }
 }
 
+/// The agent of another Node has created the Event of the Service a moment ago, or incremented its count.
+#[tokio::test(start_paused = true)]
+async fn the_recent_event_of_another_node_is_not_written() {
+    let now = || MicroTime(wall_clock());
+    for known in [
+        json!({ "metadata": { "name": "x" }, "eventTime": now() }),
+        json!({ "metadata": { "name": "x" }, "eventTime": "2026-01-02T03:04:05.000006Z",
+                "series": { "count": 7, "lastObservedTime": now() } }),
+    ] {
+        let metrics = recording(vec![unsupported()], async |server| {
+            server.next_request().await.answer(409, refusal(409, "AlreadyExists", "events already exists"));
+            let request = server.next_request().await;
+            assert_eq!(request.body, json!({}));
+            request.answer(200, known.to_string());
+        })
+        .await;
+        assert!(counts(&metrics, "shared"));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failed_event_is_sent_again_a_minute_later() {
     let metrics = recording(vec![exhausted("web-0")], async |server| {

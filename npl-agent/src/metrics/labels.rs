@@ -82,6 +82,8 @@ pub enum EventOutcome {
     Created,
     /// The count of an existing Event was incremented.
     Repeated,
+    /// Another agent has recently created the same Event about a Service, or incremented its count.
+    Shared,
     /// The namespace is deleted or terminating, and no Event is needed.
     Gone,
     /// The agent lacks a permission.
@@ -95,6 +97,7 @@ impl EventOutcome {
         match self {
             Self::Created => "created",
             Self::Repeated => "repeated",
+            Self::Shared => "shared",
             Self::Gone => "gone",
             Self::Denied => "denied",
             Self::Failed => "failed",

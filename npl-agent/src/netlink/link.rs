@@ -55,11 +55,15 @@ fn lower_device(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|it| if let LinkAttribute::Link(index) = it { Some(*index) } else { None })
 }
 
-/// Returns the ifindex of a physical device's master, such as a bond or a bridge; `None` if the device is virtual or
-/// has no master.
+/// Returns the ifindex of the master, such as a bond or a bridge, of a device that leads out of the Node: of a physical
+/// device, or of a VLAN, a bond or another device above a physical one. `None` if the device has no master, or if it is
+/// a virtual device of a kind that leads to Pods, virtual machines or other Nodes.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
-    link.attributes.iter().find_map(of_master).filter(|_| kind(link) == DeviceKind::Physical)
+    link.attributes
+        .iter()
+        .find_map(of_master)
+        .filter(|_| matches!(kind(link), DeviceKind::Physical | DeviceKind::Other))
 }
 
 fn kind(link: &LinkMessage) -> DeviceKind {

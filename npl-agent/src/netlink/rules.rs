@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads policy routing rules, and the default routes of all routing tables.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtnetlink::packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -40,26 +40,33 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
             }
         }
     }
-    let (default_routes, with_gateway) = read_routes(lists).await?;
-    Ok((Routing { default_routes, ..routing }, with_gateway))
+    let with_gateway = read_routes(lists, &mut routing).await?;
+    Ok((routing, with_gateway))
 }
 
-/// Reads the default routes of all tables, and the devices of all routes with a gateway. For a multipath route, the
-/// devices include the device of each next hop that has a gateway.
-async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
-    let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
+/// Reads the default routes of all tables, the devices of the tables that rules for an incoming device select, and the
+/// devices of all routes with a gateway. For a multipath route, the devices include the device of each next hop that has
+/// a gateway.
+async fn read_routes(lists: &Lists, routing: &mut Routing) -> Result<BTreeSet<u32>, NetlinkError> {
+    let of_incoming: BTreeSet<_> = routing.incoming.iter().map(|rule| (rule.family, rule.table)).collect();
+    let mut tables = BTreeMap::<_, BTreeSet<u32>>::new();
+    let mut with_gateway = BTreeSet::new();
     for family in FAMILIES {
         let mut wanted = RouteMessage::default();
         wanted.header.address_family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRoute(route) = message { Some(route) } else { None };
         for route in lists.dump("list routes", RouteNetlinkMessage::GetRoute(wanted), pick).await? {
             if route.header.destination_prefix_length == 0 {
-                found.extend(default_routes(&route));
+                routing.default_routes.extend(default_routes(&route));
+            }
+            if let Some(table) = table_of(&route).filter(|table| of_incoming.contains(table)) {
+                tables.entry(table).or_default().extend(route.attributes.iter().flat_map(outgoing_devices));
             }
             with_gateway.extend(devices_with_gateway(&route));
         }
     }
-    Ok((found, with_gateway))
+    routing.tables_of_incoming = tables;
+    Ok(with_gateway)
 }
 
 /// Returns the devices of the route's next hops that have a gateway.
@@ -76,10 +83,15 @@ fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
     }
 }
 
-fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
-    let Some(family) = family_of(route.header.address_family) else { return Vec::new() };
+/// Returns the IP family and the number of the route's table.
+fn table_of(route: &RouteMessage) -> Option<(Family, u32)> {
     let of_table = |it: &RouteAttribute| if let RouteAttribute::Table(table) = it { Some(*table) } else { None };
     let table = route.attributes.iter().find_map(of_table).unwrap_or_else(|| route.header.table.into());
+    Some((family_of(route.header.address_family)?, table))
+}
+
+fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
+    let Some((family, table)) = table_of(route) else { return Vec::new() };
     let devices = route.attributes.iter().flat_map(outgoing_devices);
     devices.map(|ifindex| DefaultRoute { family, table, ifindex }).collect()
 }

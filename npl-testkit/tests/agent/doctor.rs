@@ -7,17 +7,18 @@ use std::fs;
 use aya::maps::{HashMap, Map, MapData};
 use npl_common::mapping::{BackendV4, Frontend};
 use npl_common::names;
-use npl_testkit::tools;
+use npl_testkit::echo::Protocol;
 use npl_testkit::topology::Offload;
+use npl_testkit::{tools, traffic};
 use serde_json::Value;
 
 use crate::world::World;
 
 /// A finding, as `doctor` prints it in JSON.
-struct Finding {
-    state: String,
-    found: String,
-    advice: Option<String>,
+pub(crate) struct Finding {
+    pub(crate) state: String,
+    pub(crate) found: String,
+    pub(crate) advice: Option<String>,
 }
 
 /// Runs `doctor`. Returns whether it succeeded, and its output.
@@ -32,13 +33,13 @@ fn doctor(world: &World, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), text.into_owned())
 }
 
-fn findings(world: &World) -> (bool, Value) {
+pub(crate) fn findings(world: &World) -> (bool, Value) {
     let (is_well, text) = doctor(world, &["--output", "json"]);
     (is_well, serde_json::from_str(&text).unwrap())
 }
 
 #[track_caller]
-fn finding(world: &World, key: &str) -> Finding {
+pub(crate) fn finding(world: &World, key: &str) -> Finding {
     let (_, all) = findings(world);
     let of_key: Vec<&Value> = all.as_array().unwrap().iter().filter(|it| it["key"] == key).collect();
     assert_eq!(of_key.len(), 1, "{key} in {all:#}");
@@ -49,7 +50,7 @@ fn finding(world: &World, key: &str) -> Finding {
 }
 
 #[track_caller]
-fn assert_ok(world: &World, key: &str, found: &str) {
+pub(crate) fn assert_ok(world: &World, key: &str, found: &str) {
     let finding = finding(world, key);
     assert_eq!(finding.state, "ok", "{key}: {} {:?}", finding.found, finding.advice);
     assert!(finding.found.contains(found), "{key}: {}", finding.found);
@@ -57,7 +58,7 @@ fn assert_ok(world: &World, key: &str, found: &str) {
 }
 
 #[track_caller]
-fn assert_reported(world: &World, key: &str, state: &str, advice: &str) {
+pub(crate) fn assert_reported(world: &World, key: &str, state: &str, advice: &str) {
     let finding = finding(world, key);
     assert_eq!(finding.state, state, "{key}: {} {:?}", finding.found, finding.advice);
     assert!(finding.advice.as_ref().is_some_and(|told| told.contains(advice)), "{key}: {:?}", finding.advice);
@@ -117,14 +118,22 @@ fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
     let mut mappings: HashMap<MapData, Frontend, BackendV4> = map.try_into().unwrap();
     let (key, value) = mappings.iter().next().unwrap().unwrap();
     mappings.remove(&key).unwrap();
+    let entry = world.wait_for_entries("web-0", 2).into_iter().find(|entry| entry.node_port == key.node_port).unwrap();
+    let is_answered = || {
+        let client = &world.topology.client().netns;
+        traffic::request(client, entry.protocol, entry.address(), "who?").is_ok()
+    };
+    assert!(!is_answered(), "a node port is served that doctor reports as not mapped");
     assert_reported(&world, "annotations", "failed", "reach no Pod");
     let missing = finding(&world, "annotations").found;
     assert!(missing.contains("shop/web-0") && missing.contains("the kernel has no mapping"), "{missing}");
     mappings.insert(key, BackendV4 { pod_port: value.pod_port + 1, ..value }, 0).unwrap();
     let wrong = finding(&world, "annotations").found;
     assert!(wrong.contains(&format!("port {}", value.pod_port + 1)), "{wrong}");
+    assert!(!is_answered(), "a node port leads to a Pod port on which no server listens, and is answered");
     mappings.insert(key, value, 0).unwrap();
     assert_ok(&world, "annotations", "match the kernel's mappings");
+    world.assert_served("web-0");
 
     mappings.insert(Frontend { node_port: 61999, ..key }, value, 0).unwrap();
     assert_reported(&world, "annotations", "warning", "removes the mappings");
@@ -164,24 +173,54 @@ fn the_datapath_is_checked_with_and_without_a_running_agent() {
     assert!(!findings(&world).0, "doctor succeeds although no remote client is served");
 }
 
+/// The rule of the AWS VPC CNI that restores the mark of a connection on the Pod's packets.
+const RESTORE_MARK: &str = "
+table ip npl_test {
+  chain prerouting {
+    type filter hook prerouting priority mangle; policy accept;
+    iifname \"npl1\" meta mark set ct mark & 0x80
+  }
+}";
+
+/// The Pod's routing table leads to the network of the second client, which drops the replies to the first client.
 #[test]
 fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     let key = "reply_routes";
-    let mut world = World::with_agent(&["--resync", "1s"]);
+    let mut world = World::with_clients(2);
+    world.create_node();
+    world.start_agent(&["--devices", "eth0,eth1", "--resync", "1s"]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
+    let server = world.address("web-0", Protocol::Tcp);
+    let is_served = |world: &World| traffic::tcp_request(&world.topology.client().netns, server, "who?").is_ok();
     assert_ok(&world, key, "no policy routing rule");
     let (node, pod) = (world.topology.node().clone(), world.topology.pods()[0].ip());
+    node.ip("route add default via 203.0.113.2 dev eth1 table 100").unwrap();
     node.ip(&format!("rule add from {pod} lookup 100 priority 1536")).unwrap();
     assert_reported(&world, key, "warning", "docs/troubleshoot.md");
+    assert!(!is_served(&world), "doctor reports replies that arrive");
+    node.nft(RESTORE_MARK).unwrap();
     node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
     world.wait_for_log("marks connections to mappings");
     assert_ok(&world, key, "nftables table inet npl marks connections to the mappings of these Pods");
+    assert!(is_served(&world), "replies are lost although doctor reports no problem");
+
+    // The kernel looks up the route of a request's source without the mark, so strict filtering drops the request.
+    assert_ok(&world, "rp_filter", "off on eth0");
+    node.sysctl("net/ipv4/conf/eth0/rp_filter", "1").unwrap();
+    assert_reported(&world, "rp_filter", "warning", "set rp_filter to 2");
+    assert_ok(&world, key, "marks connections");
+    assert!(!is_served(&world), "doctor reports requests that arrive as dropped");
+    node.sysctl("net/ipv4/conf/eth0/rp_filter", "2").unwrap();
+    assert_ok(&world, "rp_filter", "loose on eth0");
+    assert!(is_served(&world), "requests are lost although doctor reports no problem");
+
     world.agent().kill().unwrap();
     node.nft("delete table inet npl").unwrap();
     assert_reported(&world, key, "warning", "--nft-guard");
+    assert!(!is_served(&world), "doctor reports replies that arrive");
 }
 
 #[test]

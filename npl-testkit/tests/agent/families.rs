@@ -23,7 +23,7 @@ pub(crate) fn world_with_service(spec: &serde_json::Value) -> World {
     world
 }
 
-fn set_service(world: &World, spec: &serde_json::Value) {
+pub(crate) fn set_service(world: &World, spec: &serde_json::Value) {
     let path = format!("/api/v1/namespaces/{NAMESPACE}/services/web");
     world.cluster.client().merge_patch(&path, &json!({"spec": spec})).unwrap();
 }

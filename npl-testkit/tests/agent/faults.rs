@@ -10,7 +10,7 @@ use npl_testkit::cluster::{PodObject, Port, ServiceObject};
 use npl_testkit::control_plane::AGENT_USER;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
-use npl_testkit::traffic::Load;
+use npl_testkit::traffic::{self, Load};
 use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
@@ -166,26 +166,48 @@ fn an_expired_watch_restarts_from_a_list() {
     bystander.end(&world);
 }
 
+/// The number of writes between the backup and its restoration. Without them, the restored store would soon reach the
+/// revision at which the agent's watches ended.
+const WRITES: usize = 250;
+/// The time within which an agent follows a restored store, extended on slow machines: its back-off is at most ten
+/// seconds.
+const RESTORED_WITHIN: Duration = Duration::from_secs(20);
+
 #[test]
 fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
-    let mut world = World::with_agent(&[]);
+    let mut world = World::with_agent(&["--drain", "1s", "--quarantine", "1s"]);
     world.create_service();
     world.enable_service();
     world.create_pod("a");
-    world.wait_for_entries("a", 2);
+    world.assert_served("a");
+    let address_of =
+        |world: &World, name: &str| world.topology.pods().iter().find(|pod| pod.name == name).unwrap().ip().to_string();
     world.plane.back_up_etcd().unwrap();
-    world.delete_pod("a");
+    // The network of `a` stays, because `a` exists again after the restoration.
+    world.cluster.delete_pod(NAMESPACE, "a").unwrap();
+    world.wait_for_kernel_mappings(0);
     world.create_pod("b");
-    world.wait_for_entries("b", 2);
-    for number in 0..100 {
-        let annotation = format!("example.org/number={number}");
-        world.cluster.kubectl(&["annotate", "node", NODE, &annotation, "--overwrite"]).unwrap();
+    world.assert_served("b");
+    let (a, b) = (address_of(&world, "a"), address_of(&world, "b"));
+    let lost = world.address("b", Protocol::Tcp);
+    for number in 0..WRITES {
+        let annotation = json!({"metadata": {"annotations": {"example.org/number": number.to_string()}}});
+        world.cluster.client().merge_patch(&format!("/api/v1/nodes/{NODE}"), &annotation).unwrap();
     }
     world.plane.restore_etcd().unwrap();
+    let mapped = |world: &World| -> Vec<String> {
+        world.kernel_mappings().iter().map(|mapping| mapping["podIp"].as_str().unwrap().to_owned()).collect()
+    };
+    let is_restored = || (mapped(&world) == [a.clone(), a.clone()]).then_some(());
+    let waited = poll::until("the mappings of the restored store", RESTORED_WITHIN, is_restored);
+    assert!(waited.is_ok(), "{waited:?}: {:?}; {a} is restored, and {b} is not", mapped(&world));
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
-    world.wait_for_entries("a", 2);
+    world.assert_served("a");
+    // The node port of `b` is refused, unless it is now a node port of `a`.
+    let answer = traffic::tcp_request(&world.topology.client().netns, lost, "who?");
+    assert!(answer.as_ref().is_ok_and(|answer| answer.pod == "a") || answer.is_err(), "{answer:?}");
     world.create_pod("c");
-    world.wait_for_entries("c", 2);
+    world.assert_served("c");
     world.wait_for_metric(r#"npl_watch_errors_total{subject="pods",kind="restored"} 1"#);
 }
 

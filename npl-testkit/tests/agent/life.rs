@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::net::TcpListener;
 
-use npl_testkit::echo::Protocol;
+use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::traffic;
+use serde_json::json;
 
-use crate::world::{LIMIT, NAMESPACE, World};
+use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 
 #[test]
 fn a_disabled_service_is_withdrawn_first_and_translated_until_the_drain_ends() {
@@ -111,4 +112,45 @@ fn a_closed_pod_port_refuses_the_client_as_without_translation() {
     world.servers.clear();
     let refused = traffic::tcp_request(&world.topology.client().netns, server, "closed?").unwrap_err();
     assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+}
+
+/// After a reboot of the Node, the API server has the addresses of the Pods' previous sandboxes until the kubelet has
+/// created new ones, which may have other addresses: here, both Pods swap theirs.
+#[test]
+fn after_a_reboot_the_outdated_address_of_a_pod_is_not_mapped_until_the_pod_has_a_sandbox() {
+    let mut world = World::with_agent(&["--drain", "1s", "--quarantine", "1s"]);
+    world.create_service();
+    world.enable_service();
+    let pods = ["web-0", "web-1"];
+    for pod in pods {
+        world.create_pod(pod);
+        world.assert_served(pod);
+    }
+    // The kernel's state is lost, and the servers of the new sandboxes listen at each other's previous address.
+    world.agent().kill().unwrap();
+    world.agent_options(&[]).command(&["cleanup"]).unwrap();
+    world.servers.clear();
+    let sandboxes: Vec<_> = world.topology.pods().iter().map(|pod| (pod.netns.clone(), pod.ip())).collect();
+    for (pod, (netns, _)) in pods.iter().zip(sandboxes.iter().rev()) {
+        world.servers.push(EchoServer::start_in(netns, pod, &[POD_PORT]).unwrap());
+    }
+    let no_sandbox = json!({"status": {"conditions": [
+        {"type": "PodReadyToStartContainers", "status": "False"}, {"type": "Ready", "status": "False"},
+    ]}});
+    for pod in pods {
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/status");
+        world.cluster.client().merge_patch(&path, &no_sandbox).unwrap();
+    }
+    world.agent().restart().unwrap();
+    for pod in pods {
+        world.annotations.wait_for(pod, LIMIT, |value| value.is_none_or(|text| text == "[]")).unwrap();
+    }
+    // The agent keeps the node ports of both Pods reserved, and maps none of them.
+    let mapped = |world: &World| world.kernel_mappings().iter().filter(|it| it["inKernel"] == true).count();
+    assert_eq!(mapped(&world), 0, "an outdated address is mapped: {:?}", world.kernel_mappings());
+    for (served, (pod, (_, ip))) in pods.iter().zip(sandboxes.iter().rev()).enumerate() {
+        world.cluster.set_pod_running(NAMESPACE, pod, world.node_ip(), &[(*ip).into()]).unwrap();
+        world.assert_served(pod);
+        assert_eq!(mapped(&world), 2 * (served + 1), "{:?}", world.kernel_mappings());
+    }
 }

@@ -50,20 +50,26 @@ pub(crate) struct World {
 impl World {
     /// Creates a control plane and the network of a Node, without a Node object, Pods or an agent.
     pub(crate) fn new() -> Self {
-        Self::with_api_server(Run::start().unwrap(), &[])
+        Self::with_clients(1)
+    }
+
+    /// Creates an environment as [`Self::new`] does, with this number of clients. Each client has an uplink of its own.
+    pub(crate) fn with_clients(clients: u8) -> Self {
+        Self::with_options(Run::start().unwrap(), clients, &[])
     }
 
     /// Creates an environment as [`Self::new`] does, whose API server logs the agent's requests.
     pub(crate) fn audited() -> (Self, AuditLog) {
         let run = Run::start().unwrap();
         let audit = AuditLog::new(&run).unwrap();
-        (Self::with_api_server(run, &audit.flags()), audit)
+        (Self::with_options(run, 1, &audit.flags()), audit)
     }
 
-    /// Creates an environment as [`Self::new`] does, with further flags of the API server.
-    fn with_api_server(run: Run, flags: &[String]) -> Self {
+    /// Creates an environment as [`Self::with_clients`] does, with further flags of the API server.
+    fn with_options(run: Run, clients: u8, flags: &[String]) -> Self {
         let bpffs = run.bpffs("bpf").unwrap();
-        let topology = Topology::new(&run, "", topology::Options::default()).unwrap();
+        let options = topology::Options { clients, ..topology::Options::default() };
+        let topology = Topology::new(&run, "", options).unwrap();
         let plane = ControlPlane::start_with_flags(&run, Some(topology.node()), flags).unwrap();
         let cluster = Cluster::new(&plane).unwrap();
         cluster.apply_access(&manifest()).unwrap();

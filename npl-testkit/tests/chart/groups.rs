@@ -107,6 +107,21 @@ fn every_node_runs_exactly_one_agent_whatever_its_labels_are() {
     }
 }
 
+/// The DaemonSets tolerate every taint, so the taints of virtual Nodes do not keep their Pods away.
+#[test]
+fn virtual_nodes_run_no_agent() {
+    for objects in [rendered(&[]), with_groups(&[]), rendered(&[("cleanup.enabled", "true")])] {
+        let mut labels = json!({ "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64" });
+        assert!(!agents_on(&objects, &labels).is_empty(), "{labels}");
+        labels["type"] = json!("virtual-kubelet");
+        assert!(agents_on(&objects, &labels).is_empty(), "{labels}");
+        labels["type"] = json!("worker");
+        assert!(!agents_on(&objects, &labels).is_empty(), "{labels}");
+        labels["eks.amazonaws.com/compute-type"] = json!("fargate");
+        assert!(agents_on(&objects, &labels).is_empty(), "{labels}");
+    }
+}
+
 /// Whether a selector by labels selects objects with these labels.
 fn selects(selector: &Value, labels: &Value) -> bool {
     selector["matchLabels"].as_object().unwrap().iter().all(|(key, value)| labels[key] == *value)

@@ -87,6 +87,13 @@ nodeAffinity:
           - key: kubernetes.io/arch
             operator: In
             values: [{{ join ", " .Values.architectures }}]
+          # Virtual Nodes (virtual-kubelet, AWS Fargate) have no kernel of their own, and run no Pod of a DaemonSet.
+          - key: type
+            operator: NotIn
+            values: [virtual-kubelet]
+          - key: eks.amazonaws.com/compute-type
+            operator: NotIn
+            values: [fargate]
           {{- with .group }}
           # The Nodes of this group.
           - key: {{ .nodeLabel.key | quote }}

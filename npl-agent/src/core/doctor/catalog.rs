@@ -122,10 +122,11 @@ checks! {
         Unknown "The agent's socket does not answer: set `--runtime-dir`; or the command lacks the privileges to read the maps.";
         effect "Clients of these node ports reach no Pod, or a Pod to which the node port does not belong.",
         action "The agent corrects mappings at the next `--resync`, and annotations as soon as the API server accepts them. If the difference lasts, see [the annotation and the mappings differ](../troubleshoot.md#the-annotation-and-the-mappings-differ).";
-    node_network: "Which macvlan or ipvlan devices of the Node have an address on the network of an uplink?"
-        Ok "The check is `ok` with and without such devices. The finding lists macvlan and ipvlan devices of the Node that have an address on the network of an uplink.",
+    node_network: "Are Pods on the Node's own network, so that they get no node port?"
+        Ok "No Pod is on the network of an uplink, or no agent runs. The finding lists macvlan and ipvlan devices of the Node that have an address on the network of an uplink.",
+        Warning "At least one Pod is on the network of an uplink.",
         Unknown UNREADABLE;
-        effect "Pods that the Node reaches by these devices get no node port, and have the Event [`PodOnNodeNetwork`](events.md#podonnodenetwork).",
+        effect "These Pods get no node port, and have the Event [`PodOnNodeNetwork`](events.md#podonnodenetwork), because they would answer clients directly and with their own address. All other Pods are served.",
         action "Let the load balancer use the addresses of these Pods, or attach the Pods to a network behind the Node.";
     program_order: "Do TC programs of other software run ahead of NPL's programs?"
         Ok "NPL's programs run first on every uplink.",
@@ -174,16 +175,17 @@ checks! {
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set `net.ipv6.conf.all.forwarding` to 1.";
-    forward_chains: "Do forward chains of nftables let requests to mapped Pods pass?"
-        Ok "No forward chain certainly drops requests. If the effect depends on a rule that the check does not understand, the finding names the chain. Rules of `iptables-legacy` are not checked.",
-        Warning "A forward chain, including those of `iptables-nft`, drops packets by its policy or by a rule, and no earlier rule of the chain can accept a new connection from an uplink to a mapped Pod.",
+    forward_chains: "Do forward chains of nftables let requests to mapped Pods and their replies pass?"
+        Ok "No forward chain certainly drops requests or replies. If the effect depends on a rule that the check does not understand, the finding names the chain. Rules of `iptables-legacy` are not checked.",
+        Warning "A forward chain, including those of `iptables-nft`, drops packets by its policy or by a rule, and no earlier rule of the chain can accept a new connection from an uplink to a mapped Pod, or the replies of this connection.",
         Unknown UNREADABLE;
-        effect "Requests are dropped, except with `--forwarding redirect`.",
+        effect "Requests or replies are dropped, except with `--forwarding redirect`.",
         action "[Allow forwarded connections](../troubleshoot.md#a-firewall-drops-forwarded-connections).";
-    rp_filter: "Which mode of reverse path filtering do the uplinks have?"
-        Ok "The check is `ok` for every mode. The finding reports strict, loose or off for each uplink.",
+    rp_filter: "Does reverse path filtering accept requests to mapped Pods?"
+        Ok "Reverse path filtering drops no requests to mapped Pods. The finding reports strict, loose or off for each uplink.",
+        Warning "Reverse path filtering is strict on an uplink, and a policy routing rule gives a mapped Pod a routing table whose default route leads through another uplink.",
         Unknown UNREADABLE_SYSCTL;
-        effect "Strict filtering drops requests to Pods that have their own routing table, and has no effect on other Pods.",
+        effect "Requests to these Pods that arrive on the uplink are dropped. Requests to other Pods are not affected.",
         action "For Pods with their own routing table, set `rp_filter` to loose (2) on the uplink, or use `--forwarding redirect`.";
     conntrack_liberal: "Does kernel conntrack accept out-of-window packets, as `--forwarding offload` requires?"
         Ok "`nf_conntrack_tcp_be_liberal` is 1, or kernel conntrack is not loaded.",
@@ -216,14 +218,14 @@ checks! {
         effect "Replies of connections that kernel conntrack has lost are masqueraded, and clients reject these packets.",
         action "Set `--nft-guard` to `auto`, load the kernel module `nf_tables`, and read the agent's log.";
     reply_routes: "Do replies of Pods with their own routing table leave through the interface on which requests arrive?"
-        Ok "No Pod has its own routing table, or rules mark the connections of these Pods.",
+        Ok "No Pod has its own routing table, or rules mark the connections of these Pods, or the packets of all mapped Pods are redirected.",
         Warning "Pods have their own routing tables, and no rule marks their connections; or an address of the Node has its own routing table.",
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies leave through another interface and may be lost.",
         action "[Replies leave through another interface](../troubleshoot.md#replies-leave-through-another-interface). For an address of the Node, set `--forwarding redirect`, or publish an address of the main table's uplink with `--node-ip`.";
     incoming_rules: "Do policy routing rules for devices of Pods send replies elsewhere?"
-        Ok "No rule for the device of a mapped Pod leads to another uplink than the main table.",
-        Warning "A policy rule `iif DEVICE lookup TABLE` of a mapped Pod's device leads to another uplink than the main table (security groups for Pods of the AWS VPC CNI, strict mode).",
+        Ok "No rule for the device of a mapped Pod selects a table that leads replies to another uplink than the main table. Tables without routes have no effect.",
+        Warning "A policy rule `iif DEVICE lookup TABLE` of a mapped Pod's device leads to another uplink than the main table, or its table has no route through one of the uplinks (security groups for Pods of the AWS VPC CNI, strict mode).",
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies follow the rule's table and may be lost.",
         action "Let the CNI route these Pods by the main table (AWS VPC CNI: `POD_SECURITY_GROUP_ENFORCING_MODE=standard`), or do not use node ports for these Pods: use a load balancer that sends to the Pods' own addresses.";

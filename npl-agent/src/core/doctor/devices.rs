@@ -60,7 +60,8 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
     Finding::warning(key, found, advice)
 }
 
-/// Checks for macvlan and ipvlan devices on the network of an uplink. Pods behind such a device get no node ports.
+/// Checks for Pods on the network of an uplink, which get no node ports, and for macvlan and ipvlan devices of the Node
+/// that lead to such Pods.
 pub(super) fn node_network(facts: &Facts) -> Finding {
     let key = "node_network";
     let devices = match &facts.devices {
@@ -72,17 +73,32 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
         Some(format!("{} on {}", device.name, uplink.name))
     });
     let shims: Vec<String> = shims.collect();
-    if shims.is_empty() {
-        return Finding::ok(key, "no macvlan or ipvlan device of the Node is on the network of an uplink");
+    let shims = match shims.join("; ") {
+        none if none.is_empty() => "no macvlan or ipvlan device of the Node is on the network of an uplink".to_owned(),
+        some => format!("macvlan or ipvlan: {some}: Pods behind these devices get no node port"),
+    };
+    let pods = match &facts.pods_on_node_network {
+        Ok(pods) if facts.is_agent_running => pods,
+        // Without an agent, the doctor does not know the Pods.
+        Ok(_) | Err(_) => return Finding::ok(key, shims),
+    };
+    if pods.is_empty() {
+        return Finding::ok(key, format!("no Pod is on the network of an uplink; {shims}"));
     }
-    // The finding is not a warning, because the doctor does not know whether Pods use the device. A Pod that uses the
-    // device has an Event.
-    let shims = shims.join("; ");
-    Finding::ok(
+    let mut named = pods.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if pods.len() > SHOWN {
+        named = format!("{named} and {} more", pods.len() - SHOWN);
+    }
+    Finding::warning(
         key,
-        format!("macvlan or ipvlan: {shims}: Pods behind these devices get no node port (Event PodOnNodeNetwork)"),
+        format!("Pods on the network of an uplink: {named}; {shims}"),
+        "these Pods get no node port (Event PodOnNodeNetwork), because they would answer clients directly and with their \
+         own address: let the load balancer use the Pods' own addresses, or attach the Pods to a network behind the Node",
     )
 }
+
+/// The maximum number of Pods that a finding names.
+const SHOWN: usize = 3;
 
 /// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
 /// from running.
@@ -165,6 +181,13 @@ mod tests {
             // A device without an address, such as a virtual machine's macvtap device, leads to no Pod.
             (|it| add_shim(it, &[]), key, State::Ok, "no macvlan or ipvlan device", ""),
         ]);
+        check(&[(
+            |it| it.pods_on_node_network = Ok(["a", "b", "c", "d"].map(|name| format!("shop/{name}")).into()),
+            key,
+            State::Warning,
+            "shop/a, shop/b, shop/c and 1 more",
+            "the Pods' own addresses",
+        )]);
         let mut facts = well();
         add_shim(&mut facts, &["192.0.2.11"]);
         let finding = super::node_network(&facts);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks whether nftables chains of the forward hook drop or reject requests that NPL has translated.
+//! Checks whether nftables chains of the forward hook drop or reject requests that NPL has translated, or the replies.
 //!
-//! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
-//! The check evaluates the rules for a translated request, as far as the request's fields are known. The check warns
-//! about a chain only if the chain certainly drops or rejects the request. If a chain may drop or reject the request,
-//! depending on conditions that the check does not evaluate, the finding names the chain, but is no warning.
+//! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`,
+//! and the reply is a packet of an established connection from the Pod to the client.
+//! The check evaluates the rules for requests and replies, as far as their fields are known. The check warns about a
+//! chain only if the chain certainly drops or rejects such a packet. If a chain may drop or reject the packet, depending
+//! on conditions that the check does not evaluate, the finding names the chain, but is no warning.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -125,14 +126,31 @@ impl Condition {
     pub const fn unclear() -> Self {
         Self { field: Field::Other, mask: Vec::new(), values: Vec::new(), is_negated: false }
     }
+
+    /// Whether the condition compares only this bit.
+    fn compares(&self, bit: u32) -> bool {
+        self.mask == bit.to_ne_bytes()
+    }
+
+    /// Returns the bits of a value that the condition compares.
+    fn masked(&self, value: Vec<u8>) -> Vec<u8> {
+        match self.mask.len() {
+            0 => value,
+            _ => value.iter().zip(&self.mask).map(|(byte, mask)| byte & mask).collect(),
+        }
+    }
 }
 
 /// `IFNAMSIZ`: rules compare the whole interface name, zero-padded to this length, or a prefix such as `eth*`.
 const NAME_SIZE: usize = 16;
 /// The value of `ct state new`: nftables' number for the state of a new connection.
 pub const STATE_NEW: u32 = 8;
+/// The value of `ct state established`: nftables' number for the state of a connection with packets in both directions.
+const STATE_ESTABLISHED: u32 = 2;
 /// The value of `ct status dnat`: the kernel's bit for a connection with a translated destination.
 pub const STATUS_DNAT: u32 = 1 << 5;
+/// The value of `ct status snat`: the kernel's bit for a connection with a translated source.
+const STATUS_SNAT: u32 = 1 << 4;
 /// The mark bit of kube-proxy. This bit is not set on requests that NPL translates, so the doctor can evaluate rules
 /// that compare only this bit. The doctor cannot evaluate rules that compare other bits of the mark, because other
 /// software may mark any forwarded packet.
@@ -144,56 +162,115 @@ const SAMPLES: usize = 3;
 /// The maximum number of ports of each Pod for which the rules are evaluated.
 const PORTS: usize = 4;
 
-/// A translated request, for which the rules are evaluated.
-struct Request<'a> {
+/// Whether a packet goes from the client to the Pod, or back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PacketKind {
+    /// A translated request.
+    Request,
+    /// A reply that NPL has not translated yet.
+    Reply,
+}
+
+impl PacketKind {
+    /// All kinds, in the order in which the check evaluates the packets.
+    const ALL: [Self; 2] = [Self::Request, Self::Reply];
+
+    const fn plural(self) -> &'static str {
+        match self {
+            Self::Request => "requests",
+            Self::Reply => "replies",
+        }
+    }
+}
+
+/// A packet of a connection to a mapped Pod, for which the rules are evaluated.
+struct Packet<'a> {
+    kind: PacketKind,
     family: Family,
     uplink: &'a Device,
     pod: Option<(IpAddr, &'a Device)>,
     port: Option<(Protocol, PodPort)>,
 }
 
-impl Request<'_> {
-    /// Returns the value of the field that the condition compares; `None` if the value in the request is unknown.
+impl Packet<'_> {
+    /// Returns the value of the field that the condition compares; `None` if the value in the packet is unknown.
     fn value(&self, condition: &Condition) -> Option<Vec<u8>> {
         let name = |device: &Device| {
             let mut padded = device.name.clone().into_bytes();
             padded.resize(NAME_SIZE, 0);
             padded
         };
-        let to_pod = self.pod.map(|(_, device)| device);
-        let value = match &condition.field {
-            Field::InName => name(self.uplink),
-            Field::OutName => name(to_pod?),
-            Field::InIndex => self.uplink.ifindex.to_ne_bytes().to_vec(),
-            Field::OutIndex => to_pod?.ifindex.to_ne_bytes().to_vec(),
-            Field::Transport => vec![self.port?.0.number()],
-            Field::DestinationPort => self.port?.1.0.to_be_bytes().to_vec(),
-            Field::Protocol => vec![if self.family == Family::V4 { 2 } else { 10 }],
-            Field::Mark if condition.mask == KUBE_PROXY_MARK.to_ne_bytes() => vec![0; 4],
-            Field::State => STATE_NEW.to_ne_bytes().to_vec(),
-            Field::Status => vec![0; 4],
-            Field::Header { offset, length } => self.destination(*offset, *length)?,
-            Field::Mark | Field::Other => return None,
+        let pod = self.pod.map(|(_, device)| device);
+        let (from, to) = match self.kind {
+            PacketKind::Request => (Some(self.uplink), pod),
+            PacketKind::Reply => (pod, Some(self.uplink)),
         };
-        Some(match condition.mask.len() {
-            0 => value,
-            _ => value.iter().zip(&condition.mask).map(|(byte, mask)| byte & mask).collect(),
-        })
+        let is_request = self.kind == PacketKind::Request;
+        let value = match &condition.field {
+            Field::InName => name(from?),
+            Field::OutName => name(to?),
+            Field::InIndex => from?.ifindex.to_ne_bytes().to_vec(),
+            Field::OutIndex => to?.ifindex.to_ne_bytes().to_vec(),
+            Field::Transport => vec![self.port?.0.number()],
+            Field::DestinationPort if is_request => self.port?.1.0.to_be_bytes().to_vec(),
+            Field::Protocol => vec![if self.family == Family::V4 { 2 } else { 10 }],
+            Field::Mark if condition.compares(KUBE_PROXY_MARK) => vec![0; 4],
+            Field::State => if is_request { STATE_NEW } else { STATE_ESTABLISHED }.to_ne_bytes().to_vec(),
+            // The status of an established connection has further bits, which differ between connections.
+            Field::Status if is_request || [STATUS_DNAT, STATUS_SNAT].iter().any(|bit| condition.compares(*bit)) => {
+                vec![0; 4]
+            }
+            Field::Header { offset, length } => self.bytes(self.pod?.0, self.pod_offset(), *offset, *length)?,
+            Field::DestinationPort | Field::Mark | Field::Status | Field::Other => return None,
+        };
+        Some(condition.masked(value))
     }
 
-    /// Returns the bytes at an offset in the IP header if they are bytes of the destination address; otherwise returns
-    /// `None`.
-    fn destination(&self, offset: usize, length: usize) -> Option<Vec<u8>> {
-        let (start, octets) = match self.pod?.0 {
-            IpAddr::V4(addr) => (16, addr.octets().to_vec()),
-            IpAddr::V6(addr) => (24, addr.octets().to_vec()),
+    /// The offset of the Pod's address in the IP header.
+    fn pod_offset(&self) -> usize {
+        self.address_offset(self.kind == PacketKind::Request)
+    }
+
+    /// The offset of the destination or source address in the IP header.
+    const fn address_offset(&self, is_destination: bool) -> usize {
+        match (self.family, is_destination) {
+            (Family::V4, false) => 12,
+            (Family::V4, true) => 16,
+            (Family::V6, false) => 8,
+            (Family::V6, true) => 24,
+        }
+    }
+
+    /// Returns the bytes at `offset` in an IP header that has `addr` at the offset `start`; `None` if they are not all
+    /// bytes of this address.
+    fn bytes(&self, addr: IpAddr, start: usize, offset: usize, length: usize) -> Option<Vec<u8>> {
+        let octets = match addr {
+            IpAddr::V4(addr) => addr.octets().to_vec(),
+            IpAddr::V6(addr) => addr.octets().to_vec(),
         };
-        let first = offset.checked_sub(start)?;
+        let first = offset.checked_sub(start).filter(|_| Family::of(addr) == self.family)?;
         octets.get(first..first + length).map(<[u8]>::to_vec)
     }
 
-    /// Whether the request meets the condition; `None` if a field's value is unknown.
+    /// Whether the client's address meets the condition. The client's address is not known, but a client is outside of a
+    /// network that contains the Pod, unless this network also contains the Node's own addresses. `None` if the
+    /// condition does not compare the client's address with the addresses of such a network.
+    fn client_matches(&self, condition: &Condition) -> Option<bool> {
+        let Field::Header { offset, length } = condition.field else { return None };
+        let start = self.address_offset(self.kind == PacketKind::Reply);
+        let contains = |addr: IpAddr| {
+            let value = condition.masked(self.bytes(addr, start, offset, length)?);
+            Some(condition.values.contains(&value))
+        };
+        let is_of_node = self.uplink.addresses.iter().any(|addr| contains(*addr) == Some(true));
+        (contains(self.pod?.0)? && !is_of_node).then_some(condition.is_negated)
+    }
+
+    /// Whether the packet meets the condition; `None` if a field's value is unknown.
     fn matches(&self, condition: &Condition) -> Option<bool> {
+        if let Some(matches) = self.client_matches(condition) {
+            return Some(matches);
+        }
         let value = self.value(condition)?;
         let is_name = matches!(condition.field, Field::InName | Field::OutName);
         if !is_name && condition.values.iter().any(|it| it.len() != value.len()) {
@@ -216,7 +293,7 @@ impl Request<'_> {
     }
 }
 
-/// How the evaluation of a chain ends for a request.
+/// How the evaluation of a chain ends for a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Accepted,
@@ -226,14 +303,14 @@ enum End {
 }
 
 /// The result of the rules that were evaluated so far. `may_accept` and `may_refuse_in` are the possible effects of
-/// rules for which the doctor cannot tell whether they match the request.
+/// rules for which the doctor cannot tell whether they match the packet.
 #[derive(Debug, Clone, Copy)]
 struct ChainOutcome<'a> {
     end: End,
-    /// The name of the chain whose rule certainly drops or rejects the request.
+    /// The name of the chain whose rule certainly drops or rejects the packet.
     refused_in: Option<&'a str>,
     may_accept: bool,
-    /// The name of the chain with a rule that may drop or reject the request, depending on fields that the doctor does
+    /// The name of the chain with a rule that may drop or reject the packet, depending on fields that the doctor does
     /// not know.
     may_refuse_in: Option<&'a str>,
 }
@@ -254,25 +331,25 @@ impl<'a> ChainOutcome<'a> {
     }
 }
 
-/// Whether a base chain certainly or possibly drops or rejects a request. The text describes the rule or policy.
+/// Whether a base chain certainly or possibly drops or rejects a packet. The text describes the rule or policy.
 enum Refusal {
     Certain(String),
     Possible(String),
 }
 
 impl ForwardChains {
-    /// Describes the rule or policy by which the base chain drops, or may drop, the request.
-    fn refusal(&self, base: &BaseChain, request: &Request<'_>) -> Option<Refusal> {
+    /// Describes the rule or policy by which the base chain drops, or may drop, the packet.
+    fn refusal(&self, base: &BaseChain, packet: &Packet<'_>) -> Option<Refusal> {
         let covers = match base.table.family {
-            "ip" => request.family == Family::V4,
-            "ip6" => request.family == Family::V6,
+            "ip" => packet.family == Family::V4,
+            "ip6" => packet.family == Family::V6,
             _ => true,
         };
         if !covers {
             return None;
         }
         let of_chain = |chain: &str| if chain == base.name { String::new() } else { format!(" of chain {chain}") };
-        let walk = self.walk(&base.table, &base.name, request, 0);
+        let walk = self.walk(&base.table, &base.name, packet, 0);
         let (verbs, how) = match (walk.end, walk.refused_in) {
             (End::Refused, chain) => {
                 ("drops or rejects", format!("by a rule{}", chain.map(of_chain).unwrap_or_default()))
@@ -290,11 +367,11 @@ impl ForwardChains {
         })
     }
 
-    fn walk<'a>(&'a self, table: &Table, chain: &'a str, request: &Request<'_>, depth: usize) -> ChainOutcome<'a> {
+    fn walk<'a>(&'a self, table: &Table, chain: &'a str, packet: &Packet<'_>, depth: usize) -> ChainOutcome<'a> {
         let rules = self.rules.get(&(table.clone(), chain.to_owned())).filter(|_| depth <= MAX_DEPTH);
         let mut walk = ChainOutcome { may_accept: rules.is_none(), ..ChainOutcome::ended(End::Open, None) };
         for rule in rules.into_iter().flatten() {
-            let is_certain = match request.matches_all(rule) {
+            let is_certain = match packet.matches_all(rule) {
                 Some(false) => continue,
                 matched => matched.is_some(),
             };
@@ -302,13 +379,13 @@ impl ForwardChains {
                 Verdict::Accept => ChainOutcome::ended(End::Accepted, None),
                 Verdict::Refuse => ChainOutcome::ended(End::Refused, Some(chain)),
                 Verdict::Return => ChainOutcome::ended(End::Open, None),
-                Verdict::Jump(to) | Verdict::Goto(to) => self.walk(table, to, request, depth + 1),
+                Verdict::Jump(to) | Verdict::Goto(to) => self.walk(table, to, packet, depth + 1),
             };
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             let after = walk.then(inner);
             if !is_certain {
                 // The doctor cannot tell whether this rule matches. If a `return` or `goto` rule matches, the kernel
-                // skips the remaining rules of this chain, and may therefore accept the request.
+                // skips the remaining rules of this chain, and may therefore accept the packet.
                 walk.may_accept = after.may_accept || inner.end == End::Accepted || leaves;
                 walk.may_refuse_in = after.may_refuse_in.or(inner.refused_in);
             } else if inner.end != End::Open || leaves {
@@ -328,41 +405,43 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
         Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
     let mut possible = None;
-    for request in Family::ALL.into_iter().flat_map(|family| requests(facts, family)) {
+    let kinds = PacketKind::ALL.into_iter().flat_map(|kind| Family::ALL.map(|family| (kind, family)));
+    for packet in kinds.flat_map(|(kind, family)| packets(facts, kind, family)) {
         for chain in &chains.base {
-            match chains.refusal(chain, &request) {
-                Some(Refusal::Certain(how)) => return finding(key, chain, &how, &request),
-                Some(Refusal::Possible(how)) => possible = possible.or(Some((chain, how))),
+            match chains.refusal(chain, &packet) {
+                Some(Refusal::Certain(how)) => return finding(key, chain, &how, &packet),
+                Some(Refusal::Possible(how)) => possible = possible.or(Some((chain, packet.kind, how))),
                 None => {}
             }
         }
     }
-    let possible = possible.map(|(BaseChain { table, name, .. }, how)| {
-        format!("; chain {name} of nftables table {} {} may drop requests {how}", table.family, table.name)
+    let possible = possible.map(|(BaseChain { table, name, .. }, kind, how)| {
+        let packets = kind.plural();
+        format!("; chain {name} of nftables table {} {} may drop {packets} {how}", table.family, table.name)
     });
     let legacy = "; iptables-legacy is not checked: see `iptables-legacy -S FORWARD`";
     let legacy = if chains.has_legacy_filter { legacy } else { "" };
     let (count, possible) = (chains.base.len(), possible.unwrap_or_default());
-    let found = format!("forward chains of nftables that drop or reject requests: none of {count}{possible}{legacy}");
+    let found = format!(
+        "forward chains of nftables that drop or reject requests or replies: none of {count}{possible}{legacy}"
+    );
     Finding::ok(key, found)
 }
 
-/// Returns the requests to evaluate: from each uplink to some of the mapped Pods, or to an unknown Pod if no Pod is
+/// Returns the packets to evaluate: between each uplink and some of the mapped Pods, or an unknown Pod if no Pod is
 /// mapped.
-fn requests(facts: &Facts, family: Family) -> Vec<Request<'_>> {
+fn packets(facts: &Facts, kind: PacketKind, family: Family) -> Vec<Packet<'_>> {
     let leading = devices_of_pods(facts, family);
     let device = |ifindex| leading.iter().copied().find(|device| device.ifindex == ifindex);
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
     let pods: Vec<_> = of_family.filter_map(|(pod, ifindex)| Some((*pod, device(*ifindex)?))).take(SAMPLES).collect();
-    let has_address = |device: &Device| device.addresses.iter().any(|addr| Family::of(*addr) == family);
     // Tunnels between Nodes are left out, because a firewall may filter them differently from the uplinks of clients.
-    let uplinks = receiving_uplinks(facts, family).into_iter();
-    let uplinks = uplinks.filter(|device| device.kind != DeviceKind::Tunnel && has_address(device));
+    let uplinks = receiving_uplinks(facts, family).into_iter().filter(|device| device.kind != DeviceKind::Tunnel);
     let to_each = |uplink| {
         let pods = if pods.is_empty() { vec![None] } else { pods.iter().copied().map(Some).collect() };
         pods.into_iter().flat_map(move |pod| {
             let ports = ports_of(facts, pod.map(|(ip, _device)| ip));
-            ports.into_iter().map(move |port| Request { family, uplink, pod, port })
+            ports.into_iter().map(move |port| Packet { kind, family, uplink, pod, port })
         })
     };
     uplinks.flat_map(to_each).collect()
@@ -377,37 +456,47 @@ fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort
     if known.is_empty() { vec![None] } else { known }
 }
 
-fn finding(key: &'static str, chain: &BaseChain, how: &str, request: &Request<'_>) -> Finding {
+fn finding(key: &'static str, chain: &BaseChain, how: &str, packet: &Packet<'_>) -> Finding {
     let BaseChain { table: Table { family, name: table }, name, .. } = chain;
-    let uplink = &request.uplink.name;
-    let (protocol, firewalld) = match request.family {
+    let uplink = &packet.uplink.name;
+    let (protocol, firewalld) = match packet.family {
         Family::V4 => ("ip", "ipv4"),
         Family::V6 => ("ip6", "ipv6"),
+    };
+    let (packets, end, address, further) = match packet.kind {
+        PacketKind::Request => (
+            format!("requests that arrive on {uplink}"),
+            "destination",
+            "daddr",
+            ". Unless a rule accepts established connections, also add the same command with `saddr`",
+        ),
+        PacketKind::Reply => (format!("replies that leave through {uplink}"), "source", "saddr", ""),
     };
     let rule = if table == "firewalld" {
         format!(
             "in a policy of firewalld (`firewall-cmd --permanent --new-policy npl`, with `--add-ingress-zone ANY` and \
-             `--add-egress-zone ANY`), add the rich rule `rule family={firewalld} destination address=POD-NETWORK \
-             accept`"
+             `--add-egress-zone ANY`), add the rich rule `rule family={firewalld} {end} address=POD-NETWORK accept`"
         )
     } else {
         format!(
             "add this command to the configuration of the firewall: `nft insert rule {family} {table} {name} \
-             {protocol} daddr POD-NETWORK accept`. Unless a rule accepts established connections, also add the same \
-             command with `saddr`"
+             {protocol} {address} POD-NETWORK accept`{further}"
         )
+    };
+    let meaning = match packet.kind {
+        PacketKind::Request => {
+            "to the firewall, a translated request is a new connection from the client to the Pod; no rule accepts this \
+             connection, and `ct status dnat` does not match this connection"
+        }
+        PacketKind::Reply => {
+            "the firewall accepts the request, and drops the Pod's reply, which is a packet of an established \
+             connection"
+        }
     };
     Finding::warning(
         key,
-        format!(
-            "chain {name} of nftables table {family} {table} {how}: {} requests that arrive on {uplink}",
-            request.family
-        ),
-        format!(
-            "with --forwarding stack and offload, connections to mapped Pods fail: to the firewall, a translated \
-             request is a new connection from the client to the Pod; no rule accepts this connection, and `ct status \
-             dnat` does not match this connection: {rule}"
-        ),
+        format!("chain {name} of nftables table {family} {table} {how}: {} {packets}", packet.family),
+        format!("with --forwarding stack and offload, connections to mapped Pods fail: {meaning}: {rule}"),
     )
 }
 
@@ -416,7 +505,7 @@ mod tests {
     use super::{
         super::{
             Facts, State,
-            tests::{check, well},
+            tests::{check, first_device, pinned, well},
         },
         BaseChain, Condition, Field, ForwardChains, Rule, STATE_NEW, STATUS_DNAT, Table, Verdict,
     };
@@ -457,6 +546,15 @@ mod tests {
 
     fn to_pod_network() -> Condition {
         is(Field::Header { offset: 16, length: 2 }, &[10, 0])
+    }
+
+    fn from_pod_network() -> Condition {
+        is(Field::Header { offset: 12, length: 2 }, &[10, 0])
+    }
+
+    /// Rules that accept requests to Pods, and their replies.
+    fn accept_pods() -> Vec<Rule> {
+        vec![rule(vec![to_pod_network()], Verdict::Accept), rule(vec![from_pod_network()], Verdict::Accept)]
     }
 
     fn established() -> Rule {
@@ -513,7 +611,7 @@ mod tests {
                 "chain fwd of nftables table ip filter drops by default",
                 "nft insert rule ip filter fwd ip daddr POD-NETWORK accept",
             ),
-            (|it| dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]), KEY, State::Ok, "none of 1", ""),
+            (|it| dropping(it, accept_pods()), KEY, State::Ok, "none of 1", ""),
             // This rule may match the request: Calico marks the packets that Calico accepts.
             (
                 |it| dropping(it, vec![rule(vec![has_bits(Field::Mark, 0x10000)], Verdict::Accept)]),
@@ -614,6 +712,58 @@ mod tests {
         assert!(!found(vec![established()]).contains("may drop"));
     }
 
+    /// A rule accepts the requests, and no rule accepts the replies, or the other way round.
+    #[test]
+    fn a_chain_that_accepts_only_one_direction_is_reported() {
+        check(&[
+            (
+                |it| dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]),
+                KEY,
+                State::Warning,
+                "chain fwd of nftables table ip filter drops by default (policy drop): IPv4 replies that leave through \
+                 eth0",
+                "nft insert rule ip filter fwd ip saddr POD-NETWORK accept",
+            ),
+            (
+                |it| dropping(it, vec![rule(vec![from_pod_network()], Verdict::Accept)]),
+                KEY,
+                State::Warning,
+                "IPv4 requests that arrive on eth0",
+                "ip daddr POD-NETWORK accept",
+            ),
+            (
+                |it| accepting(it, vec![rule(vec![from_pod_network()], Verdict::Refuse)]),
+                KEY,
+                State::Warning,
+                "drops or rejects by a rule: IPv4 replies that leave through eth0",
+                "ip saddr POD-NETWORK accept",
+            ),
+            // The network of the rule contains the Node's address, so it may contain clients, too.
+            (
+                |it| {
+                    first_device(it).addresses = vec!["10.0.1.1".parse().unwrap()];
+                    pinned(it).addresses = ["10.0.1.1".parse().unwrap()].into();
+                    dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
+                },
+                KEY,
+                State::Ok,
+                "may drop replies",
+                "",
+            ),
+            // A device without an address can receive requests, too.
+            (
+                |it| {
+                    first_device(it).addresses.clear();
+                    dropping(it, vec![established()]);
+                },
+                KEY,
+                State::Warning,
+                "IPv4 requests that arrive on eth0",
+                "",
+            ),
+        ]);
+    }
+
     #[test]
     fn the_chain_with_the_rule_is_named() {
         let mut facts = well();
@@ -646,7 +796,7 @@ mod tests {
             facts.forward_chains = Ok(all);
             super::forward_chains(&facts).state
         };
-        let accept = || vec![rule(vec![to_pod_network()], Verdict::Accept)];
+        let accept = accept_pods;
         let other = || "other".to_owned();
         assert_eq!(state(rule(Vec::new(), Verdict::Jump(other())), accept()), State::Ok);
         assert_eq!(state(rule(Vec::new(), Verdict::Goto(other())), accept()), State::Ok);
@@ -657,7 +807,9 @@ mod tests {
         assert_eq!(state(rule(Vec::new(), Verdict::Jump(other())), returned), State::Warning);
         assert_eq!(state(rule(Vec::new(), Verdict::Jump("unread".to_owned())), Vec::new()), State::Ok);
         let new = vec![is(Field::State, &STATE_NEW.to_ne_bytes())];
-        assert_eq!(state(rule(new, Verdict::Accept), Vec::new()), State::Ok);
+        assert_eq!(state(rule(new, Verdict::Accept), Vec::new()), State::Warning, "replies are not accepted");
+        let new_or_established = vec![has_bits(Field::State, STATE_NEW | ESTABLISHED_OR_RELATED)];
+        assert_eq!(state(rule(new_or_established, Verdict::Accept), Vec::new()), State::Ok);
     }
 
     #[test]

@@ -34,8 +34,8 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
     }
 }
 
-/// Checks through which uplinks the replies of mapped Pods are routed. The check assumes `--forwarding stack` or
-/// `offload`, because the kernel state does not show the agent's flag.
+/// Checks through which uplinks the replies of mapped Pods are routed. Replies of redirected Pods are routed by the
+/// Node's address, so no policy routing rule for a Pod applies to them.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
     const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave through another interface \
                            than the one on which their requests arrived, and may be dropped on the way";
@@ -50,10 +50,13 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
     if routes == ReplyRoutes::default() {
         return Finding::ok(key, "no policy routing rule gives a Pod a routing table of its own");
     }
-    let (pods, markings) = match (&facts.datapath, &facts.markings) {
-        (Ok(datapath), Ok(markings)) => (datapath.pods(), markings),
+    let (all, pods, markings) = match (&facts.datapath, &facts.markings) {
+        (Ok(datapath), Ok(markings)) => (datapath.pods(), datapath.pods_of_the_stack(), markings),
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
+    if !all.is_empty() && pods.is_empty() {
+        return Finding::ok(key, "replies of all mapped Pods are redirected, and routed by the Node's address");
+    }
     let (are_marked, routes) = (routes.markings.is_subset(markings), routes.of(&pods));
     let found = format!(
         "mapped Pod addresses with a routing table of their own: {}",
@@ -104,6 +107,7 @@ mod tests {
     use crate::core::{
         devices::{
             Device, DeviceKind,
+            redirect::Forwarding,
             reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, RoutingRule, Selector},
         },
         model::Family,
@@ -183,6 +187,29 @@ mod tests {
                 State::Unknown,
                 "EPERM",
                 "as root",
+            ),
+            // Replies of redirected Pods are routed by the Node's address.
+            (
+                |it| {
+                    routed_apart(it, None);
+                    let datapath = it.datapath.as_mut().unwrap();
+                    datapath.forwarding = Some(Forwarding::Redirect);
+                    datapath.redirected = datapath.pods();
+                },
+                KEY,
+                State::Ok,
+                "replies of all mapped Pods are redirected",
+                "",
+            ),
+            (
+                |it| {
+                    routed_apart(it, None);
+                    it.datapath.as_mut().unwrap().forwarding = Some(Forwarding::Redirect);
+                },
+                KEY,
+                State::Warning,
+                "through an uplink: 1",
+                "",
             ),
             (|it| it.markings = Err("EPERM".to_owned()), KEY, State::Ok, "no policy routing rule", ""),
             (|it| it.routing = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),

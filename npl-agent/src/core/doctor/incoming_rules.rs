@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::{
-    devices::{Device, reply_routing::MAIN_TABLE},
+    devices::{Device, DeviceKind, reply_routing::MAIN_TABLE},
     model::Family,
 };
 
@@ -19,7 +19,9 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         (Ok(routing), Ok(devices)) => (routing, devices),
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
-    let uplinks: BTreeSet<u32> = facts.uplinks().map(|uplink| uplink.ifindex).collect();
+    // Replies to clients do not leave through tunnels between Nodes.
+    let uplinks: BTreeSet<u32> =
+        facts.uplinks().filter(|uplink| uplink.kind != DeviceKind::Tunnel).map(|uplink| uplink.ifindex).collect();
     let leads_to_pods = |device: &Device, family| {
         facts.pod_devices.iter().any(|(pod, ifindex)| *ifindex == device.ifindex && Family::of(*pod) == family)
     };
@@ -27,13 +29,15 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         let routes = &routing.default_routes;
         let is_its =
             |uplink| routes.iter().any(|it| (it.family, it.table, it.ifindex) == (rule.family, rule.table, uplink));
-        // If the rule's table and the main table have a default route through the same uplink, the rule does not divert
-        // replies.
+        // A table without routes has no effect: the kernel goes on with the next rule.
+        let Some(of_table) = routing.tables_of_incoming.get(&(rule.family, rule.table)) else { return false };
+        // If the rule's table and the main table have a default route through the same uplink, and the rule's table also
+        // has routes through the other uplinks, the rule does not divert replies.
         let is_as_main = routes.iter().any(|it| {
             (it.family, it.table) == (rule.family, MAIN_TABLE) && uplinks.contains(&it.ifindex) && is_its(it.ifindex)
         });
         ![MAIN_TABLE, LOCAL_TABLE].contains(&rule.table)
-            && !is_as_main
+            && !(is_as_main && uplinks.is_subset(of_table))
             && devices.iter().any(|device| device.name == rule.device && leads_to_pods(device, rule.family))
     });
     let found: Vec<String> = elsewhere.map(|rule| format!("iif {} lookup {}", rule.device, rule.table)).collect();
@@ -52,23 +56,42 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Facts, State, tests::check};
+    use super::super::{
+        Facts, State,
+        tests::{check, device, is, pinned},
+    };
     use crate::core::{
-        devices::reply_routing::{DefaultRoute, IncomingRule, MAIN_TABLE},
+        devices::{
+            DeviceKind,
+            reply_routing::{DefaultRoute, IncomingRule, MAIN_TABLE},
+        },
         model::Family,
     };
 
     const KEY: &str = "incoming_rules";
     const UPLINK: u32 = 2;
+    const SECOND_UPLINK: u32 = 9;
+    const OTHER: u32 = 77;
 
     fn rule(facts: &mut Facts, device: &str, table: u32) {
         let rule = IncomingRule { family: Family::V4, device: device.to_owned(), table };
-        facts.routing.as_mut().unwrap().incoming.push(rule);
+        let routing = facts.routing.as_mut().unwrap();
+        routing.incoming.push(rule);
+        // The table has a route that leads to a device other than the uplinks.
+        routing.tables_of_incoming.entry((Family::V4, table)).or_default().insert(OTHER);
     }
 
     fn default_route(facts: &mut Facts, table: u32) {
         let route = DefaultRoute { family: Family::V4, table, ifindex: UPLINK };
-        facts.routing.as_mut().unwrap().default_routes.insert(route);
+        let routing = facts.routing.as_mut().unwrap();
+        routing.default_routes.insert(route);
+        routing.tables_of_incoming.entry((Family::V4, table)).or_default().insert(UPLINK);
+    }
+
+    fn second_uplink(facts: &mut Facts) {
+        facts.devices.as_mut().unwrap().push(device("eth1", SECOND_UPLINK, DeviceKind::Physical, &[]));
+        pinned(facts).attached_devices.insert(SECOND_UPLINK);
+        facts.sysctls.ipv4_forwarding.insert("eth1".to_owned(), is("1"));
     }
 
     #[test]
@@ -77,6 +100,44 @@ mod tests {
             (|it| rule(it, "cali1", 101), KEY, State::Warning, "iif cali1 lookup 101", "ENFORCING_MODE=standard"),
             (|it| rule(it, "cali1", MAIN_TABLE), KEY, State::Ok, "no rule", ""),
             (|it| rule(it, "cali2", 101), KEY, State::Ok, "no rule", ""),
+            // The table is empty.
+            (
+                |it| {
+                    rule(it, "cali1", 101);
+                    it.routing.as_mut().unwrap().tables_of_incoming.clear();
+                },
+                KEY,
+                State::Ok,
+                "no rule",
+                "",
+            ),
+            // Replies to clients of the second uplink leave through the first one.
+            (
+                |it| {
+                    rule(it, "cali1", 101);
+                    default_route(it, MAIN_TABLE);
+                    default_route(it, 101);
+                    second_uplink(it);
+                },
+                KEY,
+                State::Warning,
+                "iif cali1 lookup 101",
+                "",
+            ),
+            (
+                |it| {
+                    rule(it, "cali1", 101);
+                    default_route(it, MAIN_TABLE);
+                    default_route(it, 101);
+                    second_uplink(it);
+                    let tables = &mut it.routing.as_mut().unwrap().tables_of_incoming;
+                    tables.get_mut(&(Family::V4, 101)).unwrap().insert(SECOND_UPLINK);
+                },
+                KEY,
+                State::Ok,
+                "no rule",
+                "",
+            ),
             (
                 |it| {
                     rule(it, "cali1", 101);

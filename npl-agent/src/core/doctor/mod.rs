@@ -54,6 +54,9 @@ pub struct Facts {
     /// Whether an admission policy restricts the writes of the running agent, according to the agent's last check;
     /// `None` if no check has had a result yet.
     pub is_confined: Result<Option<bool>, String>,
+    /// The Pods of the Node, as `namespace/name`, that have no node port because they are on the network of an uplink,
+    /// according to the running agent.
+    pub pods_on_node_network: Result<BTreeSet<String>, String>,
     /// The running agent's watches of the API server.
     pub watches: Result<Vec<WatchView>, String>,
     /// The lasting differences between the annotations of the Node's Pods, the mappings in the kernel and the Node's
@@ -136,6 +139,8 @@ pub struct DatapathFacts {
     pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The forwarding mode in which the programs redirect packets; `None` if the host's stack forwards all packets.
     pub forwarding: Option<Forwarding>,
+    /// The addresses of the Pods whose packets are redirected.
+    pub redirected: BTreeSet<IpAddr>,
     /// Whether the agent redirects no packets in spite of `--forwarding redirect`, because a policy engine filters
     /// packets.
     pub is_redirect_refused: bool,
@@ -145,6 +150,14 @@ impl DatapathFacts {
     /// The Pod addresses of all mappings.
     pub fn pods(&self) -> BTreeSet<IpAddr> {
         self.pod_ports.keys().copied().collect()
+    }
+
+    /// The mapped Pods whose requests and replies the host's stack routes. With `--forwarding offload`, these are all
+    /// mapped Pods, because the stack routes the first packets of each flow.
+    pub fn pods_of_the_stack(&self) -> BTreeSet<IpAddr> {
+        let is_redirected =
+            |pod: &IpAddr| self.forwarding == Some(Forwarding::Redirect) && self.redirected.contains(pod);
+        self.pods().into_iter().filter(|pod| !is_redirected(pod)).collect()
     }
 }
 

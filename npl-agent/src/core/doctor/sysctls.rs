@@ -1,8 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The doctor's checks of sysctls.
 
-use super::{Facts, Finding, Setting, Sysctls, software};
-use crate::core::model::port_range::{EphemeralPorts, port_range_warnings};
+use std::collections::BTreeSet;
+
+use super::{Device, Facts, Finding, Setting, Sysctls, software};
+use crate::core::{
+    devices::reply_routing::{MAIN_TABLE, Selector},
+    model::{
+        Family,
+        port_range::{EphemeralPorts, port_range_warnings},
+    },
+};
 
 /// The advice of a check that cannot read a file of `/proc/sys`.
 pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
@@ -10,8 +18,10 @@ pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check ag
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// Reports the mode of reverse path filtering. No mode is a fault, because NPL does not change the routes of requests
-/// and replies. Strict filtering drops only requests to Pods that have their own routing table.
+/// Reports the mode of reverse path filtering. Strict filtering drops a request if the route from the Pod to the client
+/// leads through another device than the request came by. This is the case for a Pod with a routing table of its own
+/// that leads through another uplink, even if marks route the replies: the kernel looks up the route by the request's
+/// mark, which is not set.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -26,7 +36,38 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
         Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
     };
     let shown: Vec<String> = facts.uplinks().map(|it| format!("{} on {}", strictness(of(&it.name)), it.name)).collect();
-    Finding::ok(key, if shown.is_empty() { strictness(all).to_owned() } else { shown.join(", ") })
+    let shown = if shown.is_empty() { strictness(all).to_owned() } else { shown.join(", ") };
+    let strict = facts.uplinks().filter(|it| strictness(of(&it.name)) == "strict");
+    let dropping: Vec<&str> =
+        strict.filter(|it| has_pods_routed_elsewhere(facts, it)).map(|it| it.name.as_str()).collect();
+    if dropping.is_empty() {
+        return Finding::ok(key, shown);
+    }
+    Finding::warning(
+        key,
+        format!("{shown}; policy routing rules give mapped Pods a routing table that leads through another uplink"),
+        format!(
+            "the kernel drops requests to these Pods that arrive on {}: set rp_filter to 2 (loose) on this uplink, or set \
+             --forwarding redirect",
+            dropping.join(", ")
+        ),
+    )
+}
+
+/// Whether a policy routing rule gives a mapped IPv4 Pod a routing table whose default routes do not lead through this
+/// uplink. Reverse path filtering exists for IPv4 only.
+fn has_pods_routed_elsewhere(facts: &Facts, uplink: &Device) -> bool {
+    let (Ok(routing), Ok(datapath)) = (&facts.routing, &facts.datapath) else { return false };
+    let pods = datapath.pods_of_the_stack();
+    routing.rules.iter().any(|rule| {
+        let Selector::Source(pod) = rule.selector else { return false };
+        let of_table = routing.default_routes.iter().filter(|it| (it.family, it.table) == (Family::V4, rule.table));
+        let devices: BTreeSet<u32> = of_table.map(|route| route.ifindex).collect();
+        (rule.family, rule.table == MAIN_TABLE) == (Family::V4, false)
+            && pods.contains(&pod)
+            && !devices.is_empty()
+            && !devices.contains(&uplink.ifindex)
+    })
 }
 
 fn strictness(value: &str) -> &str {

@@ -2,7 +2,10 @@
 //! Tests the doctor's checks with the facts of a healthy Node, and with the facts of a Node that has a fault.
 
 use super::{reported::assert_described, *};
-use crate::core::devices::DeviceKind;
+use crate::core::devices::{
+    DeviceKind,
+    reply_routing::{DefaultRoute, MAIN_TABLE, Mark, RoutingRule, Selector},
+};
 
 const UPLINK: u32 = 2;
 
@@ -39,6 +42,7 @@ pub(super) fn well() -> Facts {
         rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
         is_agent_running: true,
         is_confined: Ok(Some(true)),
+        pods_on_node_network: Ok([].into()),
         watches: Ok(["pods", "services", "nodes"].map(watch).to_vec()),
         differences: Ok([].into()),
         datapath: Ok(DatapathFacts {
@@ -51,6 +55,7 @@ pub(super) fn well() -> Facts {
             mappings: [(Family::V4, 3)].into(),
             pod_ports: [("10.0.64.7".parse().unwrap(), [(Protocol::Tcp, PodPort(8080))].into())].into(),
             forwarding: None,
+            redirected: [].into(),
             is_redirect_refused: false,
         }),
         cgroup: Some("/sys/fs/cgroup".to_owned()),
@@ -361,8 +366,23 @@ fn missing_cgroup_hierarchy_or_socket_programs_are_reported() {
     ]);
 }
 
+/// Gives the mapped Pod a routing table of its own with a default route through this device. Marks route the Pod's
+/// replies by the main table.
+fn route_pod_through(facts: &mut Facts, ifindex: u32) {
+    let (family, mark) = (Family::V4, Mark::new(0x80, 0x80).unwrap());
+    let rule = |selector, table| RoutingRule { family, selector, table };
+    let pod = Selector::Source("10.0.64.7".parse().unwrap());
+    let default_routes = [(MAIN_TABLE, UPLINK), (100, ifindex)];
+    facts.routing = Ok(Routing {
+        rules: vec![rule(Selector::Mark(mark), MAIN_TABLE), rule(pod, 100)],
+        default_routes: default_routes.map(|(table, ifindex)| DefaultRoute { family, table, ifindex }).into(),
+        ..Routing::default()
+    });
+    facts.markings = Ok([Marking { family, ifindex: UPLINK, mark }].into());
+}
+
 #[test]
-fn reverse_path_filters_are_shown_by_the_greater_setting_and_are_ok() {
+fn reverse_path_filters_are_shown_by_the_greater_setting_and_reported_if_they_drop_requests() {
     check(&[
         (|_| {}, "rp_filter", State::Ok, "strict on eth0", ""),
         (|it| it.sysctls.rp_filter = is("2"), "rp_filter", State::Ok, "loose on eth0", ""),
@@ -374,6 +394,37 @@ fn reverse_path_filters_are_shown_by_the_greater_setting_and_are_ok() {
             "",
         ),
         (|it| it.sysctls.rp_filter = Setting::Unreadable("why".to_owned()), "rp_filter", State::Unknown, "why", "root"),
+    ]);
+    check(&[
+        (
+            |it| route_pod_through(it, 9),
+            "rp_filter",
+            State::Warning,
+            "strict on eth0; policy routing rules",
+            "drops requests to these Pods that arrive on eth0: set rp_filter to 2",
+        ),
+        (|it| route_pod_through(it, UPLINK), "rp_filter", State::Ok, "strict on eth0", ""),
+        (
+            |it| {
+                route_pod_through(it, 9);
+                it.sysctls.rp_filter = is("2");
+            },
+            "rp_filter",
+            State::Ok,
+            "loose on eth0",
+            "",
+        ),
+        (
+            |it| {
+                route_pod_through(it, 9);
+                pinned(it).forwarding = Some(Forwarding::Redirect);
+                pinned(it).redirected = pinned(it).pods();
+            },
+            "rp_filter",
+            State::Ok,
+            "strict on eth0",
+            "",
+        ),
     ]);
     let finding = examine(&well()).into_iter().find(|finding| finding.key == "rp_filter").unwrap();
     assert!(!finding.found.contains("cali1"), "cali1 leads to a Pod: {finding:?}");

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides which problems are reported by Events, and when: after a short delay, again while the problem lasts, and at
 //! most once a minute.
+//!
+//! The agents of all Nodes have the same problem with a Service at the same time, and report it by the same Event. So each
+//! agent waits for a time that depends on the name of its Node, and leaves an Event alone that another agent has written
+//! recently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +19,12 @@ pub(crate) const QUIET_MILLIS: u64 = 60_000;
 /// The time in milliseconds after which the Event of a lasting problem is sent again: half the default lifetime of a
 /// Kubernetes Event, so that the problem always has an Event.
 pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
+/// The time in milliseconds over which the agents of all Nodes spread their Events about one Service: 5000 agents send
+/// fewer than 100 Events per second.
+pub(crate) const SPREAD_MILLIS: u64 = 60_000;
+/// If an agent has observed the problem of a Service less than this time in milliseconds ago, no other agent increments
+/// the count of the Event. After the remaining time until [`REFRESH_MILLIS`], the Event still exists.
+pub(crate) const FRESH_MILLIS: u64 = REFRESH_MILLIS / 2;
 
 /// The content of one Event: all problems of an object with the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +44,18 @@ impl Report {
             AffectedObject::Pod(key, uid) => format!("pod {key} {uid}"),
             AffectedObject::Service(key, uid) => format!("service {key} {uid}"),
         };
-        let text = format!("{object} {} {}", self.reason, self.note);
-        text.bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        fnv_1a(&format!("{object} {} {}", self.reason, self.note))
     }
+
+    /// Whether to increment the count of an existing Event, whose problem an agent has last observed `age` milliseconds
+    /// ago; `None` if the Event does not contain this time. Only one agent reports a problem of a Pod.
+    pub fn increments_event(&self, age: Option<u64>) -> bool {
+        matches!(self.subject, AffectedObject::Pod(..)) || age.is_none_or(|age| age >= FRESH_MILLIS)
+    }
+}
+
+fn fnv_1a(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// The current problems, by object and reason, each with the time of its last Event.
@@ -46,6 +64,8 @@ impl Report {
 /// number of records stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {
+    /// The delay in milliseconds of Events about Services.
+    service_delay: u64,
     entries: BTreeMap<(AffectedObject, &'static str), Entry>,
 }
 
@@ -65,6 +85,12 @@ impl Entry {
 }
 
 impl Reports {
+    /// Creates the reports of the agent of this Node, which delays Events about Services by a time that depends on the
+    /// Node's name.
+    pub fn of_node(name: &str) -> Self {
+        Self { service_delay: fnv_1a(name) % SPREAD_MILLIS, ..Self::default() }
+    }
+
     /// Replaces the current problems with `problems`.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) {
         let mut causes: BTreeMap<(AffectedObject, &'static str), (String, usize)> = BTreeMap::new();
@@ -78,11 +104,12 @@ impl Reports {
             }
         }
         for (key, (first, count)) in causes {
+            let delay = if matches!(key.0, AffectedObject::Service(..)) { self.service_delay } else { 0 };
             let note = if count > 1 { format!("{first} ({} more like this)", count - 1) } else { first };
             let entry = self.entries.entry(key).or_insert(Entry { note: None, reported: None, due: now });
             if entry.note.as_ref() != Some(&note) {
                 let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS));
-                entry.due = quiet_until.unwrap_or_default().max(now.plus(SETTLE_MILLIS));
+                entry.due = quiet_until.unwrap_or_default().max(now.plus(SETTLE_MILLIS + delay));
                 entry.note = Some(note);
             }
         }

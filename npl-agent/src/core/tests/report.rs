@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use super::{QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS, Warnings};
+use std::collections::BTreeMap;
+
+use super::{FRESH_MILLIS, QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS, SPREAD_MILLIS, Warnings};
 use crate::core::{
     model::{Family, Moment, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
     publish::problem::{AffectedObject, Cause, Problem},
@@ -140,4 +142,53 @@ fn a_lasting_problem_is_warned_of_once_and_delays_no_other() {
     assert!(warnings.observe(&both, Moment(2 * QUIET_MILLIS)).is_empty());
     let three = [both.as_slice(), &[unsupported("s")]].concat();
     assert_eq!(warnings.observe(&three, Moment(2 * QUIET_MILLIS)), [unsupported("s")]);
+}
+
+/// The number of Nodes of a large cluster.
+const NODES: usize = 5_000;
+/// The time in milliseconds for which the API server keeps an Event.
+const LIFETIME: u64 = 60 * 60_000;
+/// The requests of an agent if the Event exists: one that tries to create the Event, and one that reads it.
+const REQUESTS: usize = 2;
+
+/// One Service has a problem for four hours. The model of the API server has one Event, which each agent creates if it is
+/// absent, and otherwise increments if no agent has done so recently.
+#[test]
+fn the_agents_of_many_nodes_share_the_event_of_a_service() {
+    let mut agents: Vec<Reports> = (0..NODES).map(|number| Reports::of_node(&format!("node-{number}"))).collect();
+    let problems = [unsupported("s")];
+    let mut due: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for (number, agent) in agents.iter_mut().enumerate() {
+        agent.observe(&problems, Moment(0));
+        due.entry(agent.next_due().unwrap().0).or_default().push(number);
+    }
+    let (mut observed, mut writes, mut per_second) = (None::<u64>, Vec::new(), BTreeMap::<u64, usize>::new());
+    while let Some((now, numbers)) = due.pop_first().filter(|(now, _)| *now < 4 * LIFETIME) {
+        for number in numbers {
+            let report = agents[number].take_due(Moment(now)).unwrap();
+            due.entry(agents[number].next_due().unwrap().0).or_default().push(number);
+            let age = observed.map(|at| now - at);
+            assert!(age.is_none_or(|age| age < LIFETIME), "the Event has expired");
+            *per_second.entry(now / 1_000).or_default() += REQUESTS;
+            if report.increments_event(age) {
+                writes.push(now);
+                *per_second.entry(now / 1_000).or_default() += 1;
+                observed = Some(now);
+            }
+        }
+    }
+    let most = per_second.values().copied().max().unwrap();
+    let mean = NODES * REQUESTS / usize::try_from(SPREAD_MILLIS / 1_000).unwrap();
+    assert!(most < 2 * mean, "{most} requests in one second, {mean} in the mean");
+    let at_most = 4 * LIFETIME / FRESH_MILLIS;
+    assert!((4..=at_most).contains(&(writes.len() as u64)), "{writes:?}");
+    assert_eq!(writes.iter().filter(|at| **at < FRESH_MILLIS).count(), 1, "{writes:?}");
+}
+
+#[test]
+fn the_event_of_a_pod_is_neither_delayed_nor_shared() {
+    let mut reports = Reports::of_node("node-1");
+    reports.observe(&[exhausted("p", 80)], Moment(0));
+    assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS)));
+    assert!(reports.take_due(Moment(SETTLE_MILLIS)).unwrap().increments_event(Some(0)));
 }

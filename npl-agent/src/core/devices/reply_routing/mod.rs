@@ -97,6 +97,9 @@ pub struct Routing {
     pub tables_of_marks: BTreeSet<(Family, u32)>,
     /// The policy routing rules for all packets that arrive on a device.
     pub incoming: Vec<IncomingRule>,
+    /// The routing tables of the rules in [`Self::incoming`], each with the ifindexes of the devices through which any of
+    /// its routes leads. Tables without routes are absent.
+    pub tables_of_incoming: BTreeMap<(Family, u32), BTreeSet<u32>>,
 }
 
 /// A policy routing rule for all packets that arrive on a device, such as `iif DEVICE lookup TABLE`.

@@ -60,3 +60,37 @@ fn the_first_listed_node_address_in_a_range_is_published() {
         "#]],
     );
 }
+
+/// The case of kubernetes/cloud-provider-openstack#280: a cloud controller removes all addresses of a Node for a while.
+/// A Pod that appears meanwhile is published, too, since the addresses still belong to the machine.
+#[test]
+fn a_node_that_lists_no_address_for_a_while_keeps_its_node_ports() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         node
+         pod default/web-1 app=web 10.0.0.6
+         node 192.0.2.1
+         node 192.0.2.2",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            node
+            pod default/web-1 app=web 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/web-1 8080=192.0.2.1:61001/tcp
+            node 192.0.2.1
+            node 192.0.2.2
+                annotate default/web-0 8080=192.0.2.2:61000/tcp
+                annotate default/web-1 8080=192.0.2.2:61001/tcp
+        "#]],
+    );
+}
