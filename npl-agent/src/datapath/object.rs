@@ -8,9 +8,7 @@ use aya::{
     programs::{CgroupSock, CgroupSockAddr, CgroupSockAttachType, ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
 use aya_obj::{Object, ProgramSection, generated::bpf_prog_type, programs::XdpAttachType};
-use npl_common::names::{
-    MAP_FLOW_V4, MAP_FLOW_V6, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, PINNED_MAPS, SOCKET_PROGRAMS,
-};
+use npl_common::names::{MAP_FLOW_V4, MAP_FLOW_V6, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, PINNED_MAPS, SOCKET_PROGRAMS};
 use ring::digest::{SHA256, digest as hash};
 use tracing::{info, warn};
 

@@ -78,6 +78,15 @@ fn handshake_index<F: Family>(key: u64) -> u32 {
     index_of::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
+/// Removes the entry of a UDP or SCTP flow that is half-open without a handshake, if there is one. Returns whether there
+/// was one.
+#[inline(never)]
+pub fn remove_datagram_flow<F: Family>(hash: u64) -> bool {
+    let Some(slot) = find_datagram_flow::<F>(hash) else { return false };
+    slot.store(0);
+    true
+}
+
 #[inline(never)]
 fn datagram_index<F: Family>(hash: u64) -> u32 {
     index_of::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash))

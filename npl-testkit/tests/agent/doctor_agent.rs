@@ -82,8 +82,10 @@ fn doctor_reports_programs_that_are_detached_while_requests_are_lost() {
     for end in ["_in", "_out"] {
         world.agent().kill().unwrap();
         let of_side = |path: &&std::path::PathBuf| path.to_str().unwrap().ends_with(end);
-        let detached: Vec<_> = links(&world).iter().filter(of_side).map(fs::remove_file).collect();
-        assert_eq!(detached.len(), 1, "{:?}", links(&world));
+        let found = links(&world);
+        let of_side: Vec<_> = found.iter().filter(of_side).collect();
+        assert_eq!(of_side.len(), 1, "{found:?}");
+        fs::remove_file(of_side[0]).unwrap();
         assert_reported(&world, "datapath", "failed", "no client outside the Node reaches a node port");
         assert_lost(&world, &entries);
         world.agent().restart().unwrap();

@@ -73,6 +73,7 @@ fn wrong_outcomes(world: &World, entries: &[Entry], answered: Answered) -> Vec<S
     thread::scope(|scope| {
         let clients = 0..world.topology.clients().len();
         let requests = clients.flat_map(|number| entries.iter().map(move |entry| (number, entry)));
+        #[expect(clippy::needless_collect, reason = "all requests run at the same time")]
         let running: Vec<_> = requests.map(|(number, entry)| scope.spawn(move || ask(number, entry))).collect();
         running.into_iter().filter_map(|request| request.join().unwrap()).collect()
     })
@@ -97,7 +98,9 @@ fn check(world: &World, entries: &[Entry], cases: &[Case]) {
         wrong.push(format!("before all cases: {error}"));
     }
     for Case { name, changes, undo, findings, answered } in cases {
-        changes.iter().for_each(|step| step.run(world));
+        for step in changes {
+            step.run(world);
+        }
         let after = states(world);
         let changed: BTreeMap<&str, &str> = after
             .iter()
@@ -115,7 +118,9 @@ fn check(world: &World, entries: &[Entry], cases: &[Case]) {
             }
         }
         wrong.extend(wrong_outcomes(world, entries, *answered).iter().map(|error| format!("{name}: {error}")));
-        undo.iter().for_each(|step| step.run(world));
+        for step in undo {
+            step.run(world);
+        }
         for (key, (state, text)) in states(world).iter().filter(|(key, (state, _))| before[*key].0 != *state) {
             wrong.push(format!("{name}, undone: the check {key} is {state}: {text}"));
         }

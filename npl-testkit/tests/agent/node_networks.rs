@@ -122,7 +122,7 @@ fn replies_of_a_second_address_with_its_own_table_are_lost_as_doctor_reports_and
     poll::until("the answer by the main table", LIMIT, || is_served().then_some(())).unwrap();
 }
 
-/// A bridge as of OpenStack or libvirt: it has an address, and a port that leads out of the Node, here a macvlan device
+/// A bridge as of `OpenStack` or libvirt: it has an address, and a port that leads out of the Node, here a macvlan device
 /// in place of the VLAN or bond of a real Node.
 const BRIDGE: &str = "addr flush dev eth1 scope global\n\
                       link add port1 link eth1 type macvlan mode passthru\n\

@@ -36,9 +36,9 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         let is_as_main = routes.iter().any(|it| {
             (it.family, it.table) == (rule.family, MAIN_TABLE) && uplinks.contains(&it.ifindex) && is_its(it.ifindex)
         });
-        ![MAIN_TABLE, LOCAL_TABLE].contains(&rule.table)
-            && !(is_as_main && uplinks.is_subset(of_table))
-            && devices.iter().any(|device| device.name == rule.device && leads_to_pods(device, rule.family))
+        let is_harmless =
+            [MAIN_TABLE, LOCAL_TABLE].contains(&rule.table) || (is_as_main && uplinks.is_subset(of_table));
+        !is_harmless && devices.iter().any(|device| device.name == rule.device && leads_to_pods(device, rule.family))
     });
     let found: Vec<String> = elsewhere.map(|rule| format!("iif {} lookup {}", rule.device, rule.table)).collect();
     if found.is_empty() {

@@ -158,10 +158,7 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_in_cache {
             self.entry.store(0);
         }
-        if let Some(slot) = slots::find_datagram_flow::<F>(self.hash) {
-            slot.store(0);
-            is_in_cache = true;
-        }
+        is_in_cache |= slots::remove_datagram_flow::<F>(self.hash);
         if F::remove_flow(self.key).is_some() || is_in_cache {
             count_reason(Reason::TupleConflict as u32);
         }
@@ -243,7 +240,11 @@ impl<'k, F: Family> Flow<'k, F> {
                 let phase = half_open::phase(opening);
                 let same = half_open::entry(key, phase, request.nat.addr_index, request.nat.port);
                 if opening == same && phase.is_opening() {
-                    return self.track_half_open(request, slot, phase);
+                    // Only the key of a handshake's entry contains a number of the packet. A packet that matches another
+                    // entry may be forged, so its FIN and RST do not count.
+                    let is_proven = key != self.hash;
+                    let counted = if is_proven { u8::MAX } else { !(tcp_flag::FIN | tcp_flag::RST) };
+                    return self.track_half_open(request, request.segment.flags & counted, slot, phase);
                 }
             }
         }
@@ -253,15 +254,15 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Applies a client's packet to the half-open entry in `slot`: the flow's own slot, the flow's datagram slot, or the
     /// slot of a handshake whose numbers match the packet.
     #[inline(always)]
-    fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
-        let event = Event::from_client(self.protocol, request.segment.flags, true);
+    fn track_half_open(&self, request: &Request<F>, flags: u8, slot: Cell<u64>, phase: Phase) -> Transition {
+        let event = Event::from_client(self.protocol, flags, true);
         let (state, action) = step(State::half_open(phase), event);
         match action {
             Action::Store => {
                 slot.store(half_open::with_phase(slot.load(), state.phase));
                 Transition::Unchanged
             }
-            Action::Establish => self.establish_and_clear(request),
+            Action::Establish => self.establish_and_clear(request, flags),
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {
                 Transition::Unchanged
             }
@@ -284,8 +285,11 @@ impl<'k, F: Family> Flow<'k, F> {
             let is_same =
                 field!(state, node_port).load() == request.nat.port && F::nat_address(entry) == request.nat.addr;
             if is_same && field!(state, generation).load() == request.generation {
-                self.refresh_by_client(state, request.segment);
-                if cached == 0 {
+                let is_proven = self.refresh_by_client(state, request.segment);
+                // After the Pod has accepted a new connection with this flow tuple, the slot is empty, and the table
+                // still has the previous connection's entry. If a forged segment copied this entry to the slot, the
+                // client's acknowledgement would match the copy, and not establish the new connection.
+                if cached == 0 && (is_proven || self.protocol == protocol::UDP) {
                     // If the flow's slot is empty, writes a copy with the phase "established" to the slot, so that
                     // later packets skip the flow table. The entry of another flow in the slot is not overwritten: two
                     // active flows with the same slot would otherwise write the slot for each packet.
@@ -361,7 +365,7 @@ impl<'k, F: Family> Flow<'k, F> {
             && stored_numbers::<F>(key, entry, index).is_some_and(|numbers| numbers.is_near(request.segment.numbers));
         let (next, action) = step(state, Event::from_client(self.protocol, request.segment.flags, is_proven));
         if action == Action::Establish {
-            return self.establish_and_clear(request);
+            return self.establish_and_clear(request, request.segment.flags);
         }
         if action == Action::Store {
             slot.store(half_open::with_phase(entry, next.phase));
@@ -384,18 +388,16 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     #[inline(always)]
-    fn establish_and_clear(&self, request: &Request<F>) -> Transition {
+    fn establish_and_clear(&self, request: &Request<F>, flags: u8) -> Transition {
         if let Some(cached) = F::cached_reply(self.slot) {
             // The reply cache may still have a copy for the previous connection with the same flow tuple.
             lookup_cache::invalidate_reply(cached);
         }
-        let transition = self.establish(request);
+        let transition = self.establish(request, flags);
         if transition != Transition::Established {
             return transition;
         }
-        if let Some(slot) = slots::find_datagram_flow::<F>(self.hash) {
-            slot.store(0);
-        }
+        slots::remove_datagram_flow::<F>(self.hash);
         if has_handshake(self.protocol) {
             let (sequence, acknowledgement) = (request.segment.sequence(), request.segment.acknowledgement());
             slots::remove_handshake::<F>(reply_key(self.hash, acknowledgement));
@@ -408,8 +410,9 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Establishes the flow: writes an entry to the flow table, and a copy with the phase "established" to the flow's
     /// slot of the half-open cache.
     #[inline(always)]
-    fn establish(&self, request: &Request<F>) -> Transition {
-        if F::insert_flow(self.key, &new_entry::<F>(&request.nat, request.generation, request.segment)).is_none() {
+    fn establish(&self, request: &Request<F>, flags: u8) -> Transition {
+        let segment = Segment { flags, ..request.segment };
+        if F::insert_flow(self.key, &new_entry::<F>(&request.nat, request.generation, segment)).is_none() {
             count_reason(Reason::FlowTableFull as u32);
             return Transition::Unchanged;
         }
@@ -436,12 +439,9 @@ impl<'k, F: Family> Flow<'k, F> {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
                 let (generation, segment) = (endpoint.generation, Segment::DATAGRAM);
-                let transition = self.establish(&Request { nat, generation, segment });
-                // The flow's own slot has the phase "established" now, so only a datagram slot is cleared.
-                let left = slot.load();
-                let is_own = half_open::matches(left, self.hash) && half_open::phase(left).is_opening();
-                if transition == Transition::Established && is_own {
-                    slot.store(0);
+                let transition = self.establish(&Request { nat, generation, segment }, 0);
+                if transition == Transition::Established {
+                    slots::remove_datagram_flow::<F>(self.hash);
                 }
                 return transition;
             }
@@ -466,9 +466,6 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if let Some(previous) = self.half_open() {
             self.entry.store(0);
-            // If the previous connection's entry stayed in the flow table, a forged segment or a late segment of this
-            // connection would copy the entry to the slot, and the client's acknowledgement would match the copy.
-            let _missing = F::remove_flow(self.key);
             if !half_open::has_same_nat_address(previous, replied) {
                 count_reason(Reason::TupleConflict as u32);
             }
@@ -493,10 +490,11 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     #[inline(always)]
-    fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
+    fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) -> bool {
         // The comparison is also the right one for SCTP. The state machine ignores `is_proven` for a datagram.
         let is_proven = is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
+        is_proven
     }
 
     #[inline(always)]

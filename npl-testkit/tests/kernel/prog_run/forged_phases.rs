@@ -279,9 +279,9 @@ fn ends(live: Live, lab: &mut Lab, end: &[(bool, u8)]) {
     let attack = Attack::far(live.via, live.isns);
     for (is_client, flags) in end {
         if *is_client {
-            live.asks(lab, *flags)
+            live.asks(lab, *flags);
         } else {
-            live.is_answered(lab, *flags)
+            live.is_answered(lab, *flags);
         }
         attack.run(lab);
     }
@@ -298,6 +298,80 @@ fn forged_segments_of_all_flags_do_not_disturb_the_end_of_a_connection() {
             live.talks(lab, &Attack::far(via, isns));
             ends(live, lab, end);
         }
+    });
+}
+
+/// Does the same, with forged segments also during the handshakes.
+#[test]
+fn forged_segments_of_all_flags_do_not_disturb_the_handshake_after_the_end_of_a_connection() {
+    with_programs(|lab, via| {
+        for (isns, end) in LATER_ISNS.into_iter().zip(ENDS) {
+            let live = Live::new(via, node(), isns);
+            live.opens(lab);
+            ends(live, lab, end);
+        }
+    });
+}
+
+/// Runs `test` for forged segments with each combination of flags, and asserts that afterward, the
+/// connection has an entry with the idle timeout of an open connection.
+#[track_caller]
+fn no_flags_shorten(lab: &mut Lab, via: Via, test: impl Fn(&mut Lab, u8)) {
+    let mut harmful = Vec::new();
+    for flags in ALL_FLAGS {
+        test(lab, flags);
+        let entry = lab.flow(flow(Tcp));
+        if entry.is_some() {
+            lab.evict(flow(Tcp));
+        }
+        if entry.is_none_or(|entry| timeout(&entry.state) != TCP_NS) {
+            harmful.push(flags);
+        }
+        lab.set_slot(flow(Tcp), 0);
+    }
+    assert!(
+        harmful.is_empty(),
+        "{via:?}: one forged segment shortens or removes the entry, by these flags: {harmful:x?}"
+    );
+}
+
+/// A connection has ended by a FIN of each side. In the handshake of the next connection with the same flow tuple, one
+/// forged segment arrives after the Pod's SYN-ACK. The next connection must not have the flags of the previous one.
+#[test]
+fn forged_segment_before_the_last_ack_of_a_handshake_does_not_shorten_the_next_connection() {
+    with_programs(|lab, via| {
+        no_flags_shorten(lab, via, |lab, flags| {
+            let [first, next] = [LATER_ISNS[0], LATER_ISNS[1]].map(|isns| Live::new(via, node(), isns));
+            first.opens_quietly(lab);
+            first.asks(lab, FIN | ACK);
+            first.is_answered(lab, FIN | ACK);
+            next.asks(lab, SYN);
+            next.is_answered(lab, SYN | ACK);
+            let (sequence, acknowledgement) = forged_isns(next.isns)[0];
+            Sent::new(&segment(node(), flags, b"", sequence, acknowledgement), false).arrives(lab, via);
+            next.asks(lab, ACK);
+            next.is_answered(lab, ACK);
+        });
+    });
+}
+
+/// The flow's entry has timed out, and the Pod sends first. A forged segment on the client's own path does not shorten
+/// the idle timeout of the connection that continues.
+#[test]
+fn forged_segment_on_the_clients_own_path_does_not_shorten_an_idle_connection() {
+    with_programs(|lab, via| {
+        no_flags_shorten(lab, via, |lab, flags| {
+            let live = Live::new(via, node(), ISNS);
+            live.opens_quietly(lab);
+            expire_flows(lab);
+            live.is_answered(lab, ACK | PSH);
+            let (sequence, acknowledgement) = forged_isns(ISNS)[0];
+            Sent::new(&segment(node(), flags, b"", sequence, acknowledgement), false).arrives(lab, via);
+            for _exchange in 0..2 {
+                live.asks(lab, ACK | PSH);
+                live.is_answered(lab, ACK);
+            }
+        });
     });
 }
 

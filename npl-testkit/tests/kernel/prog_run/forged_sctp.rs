@@ -204,3 +204,13 @@ fn forged_packets_to_the_pod_do_not_disturb_a_handshake() {
 fn forged_packets_to_the_pod_do_not_disturb_an_idle_association() {
     no_type_does_harm(|lab, kind| harm_to_an_idle_association(lab, pod(), kind));
 }
+
+#[test]
+fn forged_packets_on_the_clients_own_path_do_not_disturb_a_handshake() {
+    no_type_does_harm(|lab, kind| harm_to_a_handshake(lab, node(), kind));
+}
+
+#[test]
+fn forged_packets_to_another_node_address_do_not_disturb_a_handshake() {
+    no_type_does_harm(|lab, kind| harm_to_a_handshake(lab, second_node(), kind));
+}
