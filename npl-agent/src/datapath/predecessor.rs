@@ -175,8 +175,8 @@ impl<L: Layout> Maps<L> {
     }
 }
 
-/// Copies the elements of `from` that `selects` returns true for, and whose keys are not in `to`. Elements for which `to` has no
-/// room are not copied. Returns the number of copied elements.
+/// Copies the elements of `from` whose keys `selects` selects, and are not in `to`. Elements for which `to` has no room
+/// are not copied. Returns the number of copied elements.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
     to: &mut HashMap<MapData, K, V>,

@@ -33,7 +33,7 @@ use crate::{
         pages,
         publish::{
             problem::{AffectedObject, Problem},
-            report::{Report, Reports},
+            report::{FRESH_MILLIS, Report, Reports},
         },
     },
     metrics::{EventOutcome, Metrics},
@@ -201,9 +201,11 @@ impl Recorder {
     }
 }
 
-/// The time in milliseconds since `at`; 0 if `at` is in the future, because the clocks of Nodes differ.
+/// The time in milliseconds since `at`. Because the clocks of Nodes differ, the result is 0 if `at` is a little in the
+/// future; if the clock of the other Node is wrong by more than [`FRESH_MILLIS`], the Event counts as old.
 fn age_millis(at: &MicroTime) -> u64 {
-    u64::try_from(wall_clock().duration_since(at.0).as_millis()).unwrap_or_default()
+    let age = wall_clock().duration_since(at.0).as_millis();
+    if age < -i128::from(FRESH_MILLIS) { u64::MAX } else { u64::try_from(age).unwrap_or_default() }
 }
 
 /// Returns whether the API server rejected the Event because its namespace is deleted or terminating.

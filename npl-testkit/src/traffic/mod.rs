@@ -46,6 +46,8 @@ pub struct UdpAnswer {
     pub answer: Answer,
     /// The number of requests sent; 1 if the first response arrived in time.
     pub attempts: u32,
+    /// The time from the first request to the first response.
+    pub took: Duration,
     /// Whether a request or its response was lost. A response that was only late is not lost.
     pub has_lost: bool,
 }
@@ -102,16 +104,17 @@ pub fn tcp_ask(mut stream: &TcpStream, question: &str) -> Result<Answer> {
 
 /// Sends one request over UDP and repeats it if there is no response.
 pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: UdpOptions) -> Result<UdpAnswer> {
-    let socket = udp_socket(from, server, options.checksum)?;
+    let (socket, start) = (udp_socket(from, server, options.checksum)?, Instant::now());
     for attempts in 1..=options.attempts {
         socket.send(question).with_context(|| format!("send a datagram to {server}"))?;
         if let Some(answer) = udp_receive(&socket, question, poll::extended(RETRY_AFTER))? {
+            let took = start.elapsed();
             // The server answers each request that arrives, so further responses follow unless one was lost.
             let mut answered = 1;
             while answered < attempts && udp_receive(&socket, question, poll::extended(DUPLICATE_LIMIT))?.is_some() {
                 answered += 1;
             }
-            return Ok(UdpAnswer { answer, attempts, has_lost: answered < attempts });
+            return Ok(UdpAnswer { answer, attempts, took, has_lost: answered < attempts });
         }
     }
     bail!("{server} did not answer {} datagrams", options.attempts)

@@ -133,11 +133,12 @@ fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     world.proxy().swallow();
-    let swallowed = Instant::now();
-    world.create_pod("web-1");
+    let (swallowed, limit) = (Instant::now(), Duration::from_secs(30));
+    let limit_before = poll::extended(limit);
     world.wait_for_log("watch of pods is interrupted");
-    let (noticed, limit) = (swallowed.elapsed(), poll::extended(Duration::from_secs(30)));
+    let (noticed, limit) = (swallowed.elapsed(), poll::extended(limit).max(limit_before));
     assert!(noticed <= limit, "the agent noticed the dead connection after {noticed:?}, later than {limit:?}");
+    world.create_pod("web-1");
     world.assert_served("web-1");
     bystander.end(&world);
 }
@@ -170,8 +171,8 @@ fn an_expired_watch_restarts_from_a_list() {
 /// revision at which the agent's watches ended.
 const WRITES: usize = 250;
 /// The time within which an agent follows a restored store, extended on slow machines: its back-off is at most ten
-/// seconds.
-const RESTORED_WITHIN: Duration = Duration::from_secs(20);
+/// seconds, and two attempts may fail.
+const RESTORED_WITHIN: Duration = Duration::from_secs(40);
 
 #[test]
 fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {

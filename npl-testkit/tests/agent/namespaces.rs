@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use npl_testkit::cluster::{PodObject, Port, ServiceObject};
 use npl_testkit::control_plane::AuditLog;
 use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
@@ -31,6 +32,14 @@ fn service_requests(audit: &AuditLog, skipped: usize) -> BTreeSet<(String, Optio
     requests.filter(|it| it.resource == "services").map(|it| (it.verb, it.namespace)).collect()
 }
 
+/// Waits until the agent's requests for Services, without the first `skipped` requests of the log, are exactly these.
+#[track_caller]
+fn wait_for_requests(audit: &AuditLog, skipped: usize, expected: &BTreeSet<(String, Option<String>)>) {
+    let are_equal = || (service_requests(audit, skipped) == *expected).then_some(());
+    let waited = poll::until("the agent's requests for Services", LIMIT, are_equal);
+    assert!(waited.is_ok(), "{waited:?}: {:?}", service_requests(audit, skipped));
+}
+
 /// The requests of an agent that reads the Services of these namespaces.
 fn reads_of(namespaces: &[&str]) -> BTreeSet<(String, Option<String>)> {
     let of = |namespace: &&str| ["list", "watch"].map(|verb| (verb.to_owned(), Some((*namespace).to_owned())));
@@ -50,27 +59,27 @@ fn node_ports_follow_the_namespaces_and_services_of_other_namespaces_are_not_rea
     world.assert_served("web-0");
     world.wait_for_kernel_mappings(2);
     assert_eq!(world.cluster.pod_annotation(OTHER, OTHER_POD).unwrap(), None);
-    assert_eq!(service_requests(&audit, 0), reads_of(&[NAMESPACE, "later"]));
+    wait_for_requests(&audit, 0, &reads_of(&[NAMESPACE, "later"]));
     for object in [format!("pod/{OTHER}/{OTHER_POD}"), format!("service/{OTHER}/bill")] {
         let (code, chain) = world.agent_options(&[]).exit_code_and_output(&["why", &object]).unwrap();
         assert!(code == 1 && chain.contains("--namespaces excludes the namespace billing"), "{code} {chain}");
     }
 
     // A restarted agent must withdraw the node ports of namespaces that it no longer reads.
-    let before = audit.requests().unwrap().len();
     world.agent = None;
+    let before = audit.requests().unwrap().len();
     world.start_agent(&["--namespaces", OTHER, "--drain", "0s"]);
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
     world.cluster.wait_for_annotation(OTHER, OTHER_POD, LIMIT, |value| value.is_some()).unwrap();
     world.wait_for_kernel_mappings(1);
-    assert_eq!(service_requests(&audit, before), reads_of(&[OTHER]));
+    wait_for_requests(&audit, before, &reads_of(&[OTHER]));
 
     // Without the flag, the agent reads the Services of the whole cluster by one list and one watch.
-    let before = audit.requests().unwrap().len();
     world.agent = None;
+    let before = audit.requests().unwrap().len();
     world.start_agent(&["--namespaces", "", "--drain", "0s"]);
     world.assert_served("web-0");
     world.wait_for_kernel_mappings(3);
     let all = ["list", "watch"].map(|verb| (verb.to_owned(), None));
-    assert_eq!(service_requests(&audit, before), all.into());
+    wait_for_requests(&audit, before, &all.into());
 }

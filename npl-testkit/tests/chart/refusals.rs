@@ -4,7 +4,7 @@
 use npl_testkit::{helm, tools};
 
 /// Wrong values, each with a part of the error message.
-const WRONG: [(&str, &str); 33] = [
+const WRONG: [(&str, &str); 34] = [
     ("prot=1", "additional properties 'prot' not allowed"),
     ("config.portrange=1-2", "additional properties 'portrange' not allowed"),
     ("config.portRange=61000", "portRange"),
@@ -12,6 +12,7 @@ const WRONG: [(&str, &str); 33] = [
     ("config.drain=30", "drain"),
     ("config.namespaces=Shop", "namespaces"),
     ("config.namespaces=shop\\,\\,billing", "namespaces"),
+    ("config.namespaces=shop\\,shop", "config.namespaces must name each namespace once: shop,shop"),
     ("image.pullPolicy=Sometimes", "pullPolicy"),
     ("image.repository=localhost/npl-agent:0.1.0", "repository"),
     ("updateStrategy.maxUnavailable=0", "maxUnavailable"),

@@ -67,6 +67,8 @@ pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(w
         node.nft(&drop).unwrap();
         stream.set_nonblocking(true).unwrap();
         send(&stream).unwrap();
+        let counted = || node.packets_counted("inet npl-test-offload dropped").unwrap();
+        let mut before = counted();
         let is_stopped = || {
             // After a response, the connection is not stopped yet, and the next request follows.
             let mut response = [0; 1024];
@@ -74,9 +76,10 @@ pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(w
                 if response[..length].ends_with(b"\n") {
                     send(&stream).unwrap();
                 }
+                before = counted();
                 return None;
             }
-            (node.packets_counted("inet npl-test-offload dropped").unwrap() >= DROPPED).then_some(())
+            (counted() >= before + DROPPED).then_some(())
         };
         poll::until("the rule to stop the connection", LIMIT, is_stopped).unwrap();
         node.nft("delete table inet npl-test-offload").unwrap();

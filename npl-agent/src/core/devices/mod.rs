@@ -114,8 +114,8 @@ pub struct LinkFacts {
     pub driver: Option<String>,
     /// The MTU of the device in bytes.
     pub mtu: u32,
-    /// Whether the device is a bridge with a physical port: a hardware device, or a device above one, such as a VLAN or a
-    /// bond.
+    /// Whether the device is a bridge with a port that may lead out of the Node: a hardware device, or a virtual device
+    /// such as a VLAN, a macvlan or a bond.
     pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,

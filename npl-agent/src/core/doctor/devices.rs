@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The doctor's checks of the Node's network devices.
 
-use super::{Facts, Finding, kernel::ASK_AS_ROOT};
+use super::{
+    Facts, Finding,
+    kernel::{ASK_AS_ROOT, NAME_RUNTIME_DIR},
+};
 use crate::core::devices::{
     Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses, node_network::network_of,
 };
@@ -79,6 +82,7 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     };
     let pods = match &facts.pods_on_node_network {
         Ok(pods) if facts.is_agent_running => pods,
+        Err(reason) if facts.is_agent_running => return Finding::unknown(key, reason, NAME_RUNTIME_DIR),
         // Without an agent, the doctor does not know the Pods.
         Ok(_) | Err(_) => return Finding::ok(key, shims),
     };

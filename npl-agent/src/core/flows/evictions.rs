@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An estimate of how many conntrack entries the kernel evicted from the full flow tables of an IP family. The kernel does not report
-//! evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first sweep, plus
+//! An estimate of how many conntrack entries the kernel evicted from the full flow tables of an IP family. The kernel
+//! does not report evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first sweep, plus
 //! the new entries, minus the entries that were removed with their mappings, minus the entries that the second sweep
 //! finds.
 
@@ -33,6 +33,7 @@ impl EvictionEstimate {
     ///
     /// The result is zero if no table was full. The programs also remove entries, for example entries of flows that
     /// lost a tuple conflict. If entries are missing although no table was full, the programs have removed all of them.
+    /// If one table is full, entries that the programs remove from the other tables also count as evicted.
     pub fn observe(&mut self, sweep: Sweep) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let found = sweep.found as u64;

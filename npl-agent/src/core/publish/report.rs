@@ -108,8 +108,13 @@ impl Reports {
             let note = if count > 1 { format!("{first} ({} more like this)", count - 1) } else { first };
             let entry = self.entries.entry(key).or_insert(Entry { note: None, reported: None, due: now });
             if entry.note.as_ref() != Some(&note) {
-                let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS));
-                entry.due = quiet_until.unwrap_or_default().max(now.plus(SETTLE_MILLIS + delay));
+                let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS)).unwrap_or_default();
+                let settled = quiet_until.max(now.plus(SETTLE_MILLIS));
+                let delayed = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
+                let is_refresh = entry.reported.is_some_and(|at| entry.due == at.plus(REFRESH_MILLIS));
+                // A text that changes again and again must not postpone the Event for ever.
+                let is_pending = entry.note.is_some() && !is_refresh;
+                entry.due = if is_pending { entry.due.max(settled).min(delayed) } else { delayed };
                 entry.note = Some(note);
             }
         }

@@ -185,6 +185,19 @@ fn the_agents_of_many_nodes_share_the_event_of_a_service() {
     assert_eq!(writes.iter().filter(|at| **at < FRESH_MILLIS).count(), 1, "{writes:?}");
 }
 
+/// The text of a Service's Event contains the Pods of the Node, so it may change every few seconds.
+#[test]
+fn a_text_that_changes_again_and_again_does_not_postpone_the_event() {
+    let mut reports = Reports { service_delay: SPREAD_MILLIS - 1, ..Reports::default() };
+    let texts = [vec![unsupported("s")], vec![unsupported("s"), unsupported("s")]];
+    let mut sent = Vec::new();
+    for (at, problems) in (0..120_000).step_by(10_000).zip(texts.iter().cycle()) {
+        reports.observe(problems, Moment(at));
+        sent.extend(reported(&mut reports, at + 9_999));
+    }
+    assert!(!sent.is_empty(), "no Event within two minutes");
+}
+
 #[test]
 fn the_event_of_a_pod_is_neither_delayed_nor_shared() {
     let mut reports = Reports::of_node("node-1");

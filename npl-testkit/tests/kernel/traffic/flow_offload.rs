@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests `--forwarding offload`, where the kernel stack decides on every flow, and most packets bypass the stack.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::poll;
@@ -40,6 +40,10 @@ insert rule inet npl_test forward meta l4proto tcp counter name dropped drop com
 /// The number of packets that the stack must drop before a transfer without further data counts as stopped. The
 /// intervals between retransmissions double, so a larger number would take long.
 const DROPPED: u64 = 2;
+
+/// The minimum time without further data after which a flow counts as stopped. Between two drops, an offloaded flow may
+/// move no data by chance.
+const STALLED: Duration = Duration::from_secs(1);
 
 /// Time limit for waits for the kernel, far above their usual duration.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
@@ -103,10 +107,10 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         world.node().nft(DROP_TCP).unwrap();
         let moved_before = transfer.moved();
         // A time without further data would not show that the flow has stopped, because the machine may be slow. The
-        // flow has stopped if no data arrives while the stack drops retransmissions.
+        // flow has stopped if no data arrives while the stack drops retransmissions for a second.
         let stalled = || {
-            let (moved, dropped) = (transfer.moved(), counted(&world, "dropped"));
-            let more = || (counted(&world, "dropped") >= dropped + DROPPED).then_some(());
+            let (moved, dropped, since) = (transfer.moved(), counted(&world, "dropped"), Instant::now());
+            let more = || (counted(&world, "dropped") >= dropped + DROPPED && since.elapsed() >= STALLED).then_some(());
             poll::until("retransmissions that the stack drops", LIMIT, more).unwrap();
             transfer.moved() == moved
         };

@@ -36,7 +36,7 @@ const RENEWALS: u32 = 4;
 
 /// The duration of a transfer at its rate, in seconds. The entries are observed for a few seconds, and the transfer
 /// then continues without a rate limit.
-const SECONDS: u64 = 32;
+const SECONDS: u64 = 128;
 
 /// The sysctls with the timeouts of a closing connection: one for each state from the first FIN to the entry's removal.
 const CLOSING_TIMEOUTS: [&str; 5] = [
@@ -86,8 +86,8 @@ fn wait_until_timed_out(world: &World, protocol: Protocol) {
 
 /// The observed entries of one protocol, by address family and by the entry's id.
 ///
-/// The test does not depend on the speed of the machine: no entry can time out, and each renewal is proved by two
-/// readings of the remaining time and by the clock.
+/// No entry can time out on a slow machine, and each renewal is proved by two readings of the remaining time and by the
+/// clock.
 #[derive(Default)]
 struct Observation {
     entries: BTreeMap<(bool, String), Renewals>,
@@ -155,7 +155,7 @@ fn wait_for_renewals(world: &World, count: usize) {
 
 /// Starts transfers in these directions in each family.
 fn start(world: &World, directions: &[Direction]) -> Vec<Transfer> {
-    let rate = if is_emulated() { 1 << 18 } else { 1 << 21 };
+    let rate = if is_emulated() { 1 << 16 } else { 1 << 19 };
     let each =
         world.frontends().into_iter().flat_map(|server| directions.iter().map(move |direction| (server, *direction)));
     let start = |(server, direction)| Transfer::start(world.client(), server, direction, rate * SECONDS, rate).unwrap();

@@ -43,7 +43,8 @@ struct Response {
     is_own: bool,
     /// The time until the answer.
     took: Duration,
-    /// Whether a packet of the client was lost. A client checks this only if the answer was late.
+    /// Whether a packet of the client was lost. A TCP client checks this only if the answer was late, and a UDP client
+    /// only if it has repeated a datagram.
     has_lost: bool,
 }
 
@@ -68,10 +69,9 @@ impl NewClients {
             });
             // A lost datagram is no failure, because the client sends it again after 200 ms.
             all.udp.add(|| {
-                let start = Instant::now();
-                let UdpAnswer { answer, attempts: _, has_lost } =
+                let UdpAnswer { answer, attempts: _, took, has_lost } =
                     traffic::udp_request(from, server, b"hello", UdpOptions::default())?;
-                Ok(Response { is_own: answer.client.ip() == client, took: start.elapsed(), has_lost })
+                Ok(Response { is_own: answer.client.ip() == client, took, has_lost })
             });
             count.fetch_add(1, Ordering::Relaxed);
             // This sleep limits the rate of clients, and is no wait for a condition.
