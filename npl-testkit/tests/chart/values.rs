@@ -197,7 +197,7 @@ const FIELDS: &[Case] = &[
         &[("nodeGroups", r#"[{"name":"edge","nodeLabel":{"key":"k","values":["v",""]},"config":{"resync":"10s"}}]"#)],
         ("DaemonSet", "npl-agent-edge"),
         pod!(
-            "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchExpressions/2"
+            "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchExpressions/4"
         ),
         r#"{"key":"k","operator":"In","values":["v",""]}"#,
     ),
