@@ -123,6 +123,11 @@ pub const MAP_TRACE_CPU: &str = "npl_trace_cpu";
 /// The ring buffer of packet tracing, with records of the type [`crate::packet_trace::TraceRecord`].
 pub const MAP_TRACE_RING: &str = "npl_trace_ring";
 
+/// The names of the flow tables for IPv4: of TCP, UDP and SCTP.
+pub const FLOW_TABLES_V4: [&str; 3] = [MAP_FLOW_V4, MAP_UDP_FLOW_V4, MAP_SCTP_FLOW_V4];
+/// Like [`FLOW_TABLES_V4`], for IPv6.
+pub const FLOW_TABLES_V6: [&str; 3] = [MAP_FLOW_V6, MAP_UDP_FLOW_V6, MAP_SCTP_FLOW_V6];
+
 /// The names of all maps that the agent pins.
 pub const PINNED_MAPS: &[&str] = &[
     MAP_CONFIG,

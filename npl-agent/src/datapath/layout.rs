@@ -88,8 +88,7 @@ macro_rules! layout {
          $socket_rnat_key:ident, $socket_rnat:ident],
         [
             $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident,
-            $flow_map:ident, $udp_flow_map:ident, $sctp_flow_map:ident, $lookup_cache_map:ident, $half_open_map:ident,
-            $unmapped_map:ident, $socket_rnat_map:ident
+            $flow_tables:ident, $lookup_cache_map:ident, $half_open_map:ident, $unmapped_map:ident, $socket_rnat_map:ident
         ]
     ) => {
         $(#[$meta])*
@@ -102,7 +101,7 @@ macro_rules! layout {
             const MAPPING: &'static str = names::$mapping_map;
             const ALLOW: &'static str = names::$allow_map;
             const ENDPOINT: &'static str = names::$endpoint_map;
-            const FLOWS: [&'static str; 3] = [names::$flow_map, names::$udp_flow_map, names::$sctp_flow_map];
+            const FLOWS: [&'static str; 3] = names::$flow_tables;
             const LOOKUP_CACHE: &'static str = names::$lookup_cache_map;
             const HALF_OPEN: &'static str = names::$half_open_map;
             const UNMAPPED: &'static str = names::$unmapped_map;
@@ -206,8 +205,8 @@ layout! {
     V4, Ipv4Addr, Family::V4,
     [NodeAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, CachedMappingV4, SocketRnatKeyV4, SocketRnatV4],
     [
-        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_INDEX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4,
-        MAP_UDP_FLOW_V4, MAP_SCTP_FLOW_V4, MAP_LOOKUP_CACHE_V4, MAP_HALF_OPEN_V4, MAP_UNMAPPED_V4, MAP_SOCKET_RNAT_V4
+        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_INDEX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, FLOW_TABLES_V4,
+        MAP_LOOKUP_CACHE_V4, MAP_HALF_OPEN_V4, MAP_UNMAPPED_V4, MAP_SOCKET_RNAT_V4
     ]
 }
 
@@ -216,8 +215,8 @@ layout! {
     V6, Ipv6Addr, Family::V6,
     [NodeAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, CachedMappingV6, SocketRnatKeyV6, SocketRnatV6],
     [
-        MAP_NODE_ADDRESS_V6, MAP_NODE_ADDRESS_INDEX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6,
-        MAP_UDP_FLOW_V6, MAP_SCTP_FLOW_V6, MAP_LOOKUP_CACHE_V6, MAP_HALF_OPEN_V6, MAP_UNMAPPED_V6, MAP_SOCKET_RNAT_V6
+        MAP_NODE_ADDRESS_V6, MAP_NODE_ADDRESS_INDEX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, FLOW_TABLES_V6,
+        MAP_LOOKUP_CACHE_V6, MAP_HALF_OPEN_V6, MAP_UNMAPPED_V6, MAP_SOCKET_RNAT_V6
     ]
 }
 

@@ -24,10 +24,7 @@ use aya_obj::generated::BPF_NOEXIST;
 use npl_common::{
     flow::FlowState,
     former_names, host_connection,
-    names::{
-        ABI_VERSION, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6,
-        MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6,
-    },
+    names::{ABI_VERSION, FLOW_TABLES_V4, FLOW_TABLES_V6, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6},
 };
 use tracing::{info, warn};
 
@@ -120,9 +117,8 @@ fn name_in_abi_1(name: &str) -> Option<&'static str> {
 
 /// Whether the elements of a map are copied from predecessors. A map whose elements are not copied begins empty.
 pub(super) fn is_copied(name: &str) -> bool {
-    // In ABI 1, one table contains the flows of all protocols.
-    const LATER: [&str; 4] = [MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6];
-    name_in_abi_1(name).is_some() || LATER.contains(&name)
+    // In ABI 1, one flow table contains the flows of all protocols, so the tables of UDP and SCTP have no name there.
+    name_in_abi_1(name).is_some() || [FLOW_TABLES_V4, FLOW_TABLES_V6].as_flattened().contains(&name)
 }
 
 impl Tables {
@@ -158,43 +154,57 @@ impl<L: Layout> Maps<L> {
                     self.allow.insert(&key, value, 0).map_err(DatapathError::map("write", L::ALLOW))?;
                 }
             }
-            mappings = copy(from.open(L::MAPPING).as_ref(), &mut self.mapping, L::MAPPING, |_| true, |value| value)?;
+            mappings = copy(from.open(L::MAPPING).as_ref(), &mut self.mapping, L::MAPPING)?;
         }
-        let adapt = |flow| L::with_state(&flow, from.state(*L::state(&flow)));
-        let mut flows = 0;
-        for name in L::FLOWS {
-            let Some(old) = from.open::<HashMap<_, L::FlowKey, L::Flow>>(name) else { continue };
-            for (protocol, FlowTable { map, name, .. }) in Protocol::ALL.into_iter().zip(&mut self.flow_tables) {
-                // In ABI 1, and in earlier builds of this ABI version, one table contains the flows of all protocols.
-                let is_here = |key: &L::FlowKey| L::pod_endpoint(key).protocol == protocol.number();
-                flows += copy(Some(&old), map, name, is_here, adapt)?;
+        let flows = self.copy_flows(from)?;
+        copy(from.open(L::SOCKET_RNAT).as_ref(), &mut self.socket_rnat, L::SOCKET_RNAT)?;
+        Ok([mappings, flows])
+    }
+
+    /// Copies the conntrack entries of a predecessor to the tables of their protocols. In ABI 1, and in earlier builds
+    /// of this ABI version, one table contains the flows of all protocols. Returns the number of copied entries.
+    fn copy_flows(&mut self, from: &Predecessor) -> Result<usize, DatapathError> {
+        let mut copied = 0;
+        for old in L::FLOWS.into_iter().filter_map(|name| from.open::<HashMap<_, L::FlowKey, L::Flow>>(name)) {
+            for (key, flow) in old.iter().filter_map(Result::ok) {
+                let protocol = L::pod_endpoint(&key).protocol;
+                let Some(index) = Protocol::ALL.iter().position(|it| it.number() == protocol) else { continue };
+                let FlowTable { map, name, .. } = &mut self.flow_tables[index];
+                let flow = L::with_state(&flow, from.state(*L::state(&flow)));
+                copied += usize::from(insert_missing(map, name, key, flow)?);
             }
         }
-        copy(from.open(L::SOCKET_RNAT).as_ref(), &mut self.socket_rnat, L::SOCKET_RNAT, |_| true, |value| value)?;
-        Ok([mappings, flows])
+        Ok(copied)
     }
 }
 
-/// Copies the elements of `from` whose keys `selects` selects, and are not in `to`. Elements for which `to` has no room
-/// are not copied. Returns the number of copied elements.
+/// Copies the elements of `from` whose keys are not in `to`. Elements for which `to` has no room are not copied.
+/// Returns the number of copied elements.
 fn copy<K: aya::Pod, V: aya::Pod>(
     from: Option<&HashMap<MapData, K, V>>,
     to: &mut HashMap<MapData, K, V>,
     name: &'static str,
-    selects: impl Fn(&K) -> bool,
-    adapt: impl Fn(V) -> V,
 ) -> Result<usize, DatapathError> {
     let mut copied = 0;
     // Read errors are ignored, because the predecessor's programs may remove elements during the copy.
-    let elements = from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok);
-    for (key, value) in elements.filter(|(key, _)| selects(key)) {
-        match to.insert(key, adapt(value), BPF_NOEXIST.into()) {
-            Ok(()) => copied += 1,
-            Err(error) if is_present_or_full(&error) => {}
-            Err(error) => return Err(DatapathError::map("write", name)(error)),
-        }
+    for (key, value) in from.into_iter().flat_map(HashMap::iter).filter_map(Result::ok) {
+        copied += usize::from(insert_missing(to, name, key, value)?);
     }
     Ok(copied)
+}
+
+/// Inserts an element unless the map has an element with this key, or has no room. Returns whether it was inserted.
+fn insert_missing<K: aya::Pod, V: aya::Pod>(
+    to: &mut HashMap<MapData, K, V>,
+    name: &'static str,
+    key: K,
+    value: V,
+) -> Result<bool, DatapathError> {
+    match to.insert(key, value, BPF_NOEXIST.into()) {
+        Ok(()) => Ok(true),
+        Err(error) if is_present_or_full(&error) => Ok(false),
+        Err(error) => Err(DatapathError::map("write", name)(error)),
+    }
 }
 
 /// Clears the maps of host connections. If programs of another version ran ahead of this version's programs at egress,

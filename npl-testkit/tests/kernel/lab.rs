@@ -136,12 +136,7 @@ pub(crate) fn parsed(ranges: &str) -> BTreeSet<SourceRange> {
     AllowList::read(ranges).sources.ranges().collect()
 }
 
-/// The names of the flow tables for IPv4, in the order of [`Protocol::ALL`].
-pub(crate) const FLOW_TABLES_V4: [&str; 3] = [names::MAP_FLOW_V4, names::MAP_UDP_FLOW_V4, names::MAP_SCTP_FLOW_V4];
-/// The names of the flow tables for IPv6, in the order of [`Protocol::ALL`].
-const FLOW_TABLES_V6: [&str; 3] = [names::MAP_FLOW_V6, names::MAP_UDP_FLOW_V6, names::MAP_SCTP_FLOW_V6];
-
-/// The position of a protocol's flow table in [`FLOW_TABLES_V4`] and [`FLOW_TABLES_V6`].
+/// The position of a protocol's flow table in [`names::FLOW_TABLES_V4`] and [`names::FLOW_TABLES_V6`].
 fn table_of(protocol: Protocol) -> usize {
     Protocol::ALL.into_iter().position(|other| other == protocol).unwrap()
 }
@@ -151,13 +146,13 @@ impl Lab {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
         let v4 = FlowMaps {
-            flows: FLOW_TABLES_V4.map(open),
+            flows: names::FLOW_TABLES_V4.map(open),
             slots: open(names::MAP_HALF_OPEN_V4),
             fragments: open(names::MAP_FRAGMENT_V4),
             host_connections: open(names::MAP_HOST_CONNECTION_V4),
         };
         let v6 = FlowMaps {
-            flows: FLOW_TABLES_V6.map(open),
+            flows: names::FLOW_TABLES_V6.map(open),
             slots: open(names::MAP_HALF_OPEN_V6),
             fragments: open(names::MAP_FRAGMENT_V6),
             host_connections: open(names::MAP_HOST_CONNECTION_V6),
@@ -262,16 +257,16 @@ impl Lab {
     /// maps with the same key and value, which reject an insertion when they are full.
     pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
-        for name in [FLOW_TABLES_V4, FLOW_TABLES_V6].concat() {
+        for name in [names::FLOW_TABLES_V4, names::FLOW_TABLES_V6].concat() {
             std::fs::remove_file(pins.map(name)).unwrap();
         }
-        for name in FLOW_TABLES_V4 {
+        for name in names::FLOW_TABLES_V4 {
             HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(pins.map(name)).unwrap();
         }
-        for name in FLOW_TABLES_V6 {
+        for name in names::FLOW_TABLES_V6 {
             HashMap::<MapData, FlowKeyV6, FlowV6>::create(1, 0).unwrap().pin(pins.map(name)).unwrap();
         }
-        (self.v4.flows, self.v6.flows) = (FLOW_TABLES_V4.map(open), FLOW_TABLES_V6.map(open));
+        (self.v4.flows, self.v6.flows) = (names::FLOW_TABLES_V4.map(open), names::FLOW_TABLES_V6.map(open));
         // The one element of each table has a key that no test uses.
         let state = FlowState {
             last_seen_ns: 0,

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks whether the annotations of the Node's Pods, the mappings in the kernel and the Node's addresses match.
 
-use super::{Facts, Finding, kernel::NAME_RUNTIME_DIR};
+use super::{Facts, Finding, abridged, kernel::NAME_RUNTIME_DIR};
 use crate::core::check::Kind;
-
-/// The maximum number of differences that the finding describes.
-const SHOWN: usize = 3;
 
 pub(super) fn annotations(facts: &Facts) -> Finding {
     let key = "annotations";
@@ -18,13 +15,10 @@ pub(super) fn annotations(facts: &Facts) -> Finding {
         let found = "the annotations of the Node's Pods match the kernel's mappings and the Node's addresses";
         return Finding::ok(key, found);
     }
-    let texts = differences.iter().take(SHOWN).map(|it| {
+    let texts = differences.iter().map(|it| {
         if it.pod.is_empty() { it.text.clone() } else { format!("{}/{}: {}", it.namespace, it.pod, it.text) }
     });
-    let mut found = texts.collect::<Vec<_>>().join("; ");
-    if differences.len() > SHOWN {
-        found = format!("{found}; and {} more", differences.len() - SHOWN);
-    }
+    let found = abridged(&texts.collect::<Vec<_>>(), "; ", "; and ");
     if differences.iter().all(|it| it.kind == Kind::Unowned) {
         let advice = "clients that still use these node ports reach the Pod addresses in the mappings, but no Pod has \
                       the node ports: the agent removes the mappings at the next --resync; if it does not, read the \

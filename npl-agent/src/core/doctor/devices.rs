@@ -2,7 +2,7 @@
 //! The doctor's checks of the Node's network devices.
 
 use super::{
-    Facts, Finding,
+    Facts, Finding, abridged,
     kernel::{ASK_AS_ROOT, NAME_RUNTIME_DIR},
 };
 use crate::core::devices::{
@@ -89,10 +89,7 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     if pods.is_empty() {
         return Finding::ok(key, format!("no Pod is on the network of an uplink; {shims}"));
     }
-    let mut named = pods.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if pods.len() > SHOWN {
-        named = format!("{named} and {} more", pods.len() - SHOWN);
-    }
+    let named = abridged(&pods.iter().collect::<Vec<_>>(), ", ", " and ");
     Finding::warning(
         key,
         format!("Pods on the network of an uplink: {named}; {shims}"),
@@ -100,9 +97,6 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
          own address: let the load balancer use the Pods' own addresses, or attach the Pods to a network behind the Node",
     )
 }
-
-/// The maximum number of Pods that a finding names.
-const SHOWN: usize = 3;
 
 /// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
 /// from running.

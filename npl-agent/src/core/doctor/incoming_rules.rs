@@ -29,7 +29,7 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         let routes = &routing.default_routes;
         let is_its =
             |uplink| routes.iter().any(|it| (it.family, it.table, it.ifindex) == (rule.family, rule.table, uplink));
-        // A table without routes has no effect: the kernel goes on with the next rule.
+        // A table without routes has no effect: the kernel then evaluates the next rule.
         let Some(of_table) = routing.tables_of_incoming.get(&(rule.family, rule.table)) else { return false };
         // If the rule's table and the main table have a default route through the same uplink, and the rule's table also
         // has routes through the other uplinks, the rule does not divert replies.
@@ -88,6 +88,13 @@ mod tests {
         routing.tables_of_incoming.entry((Family::V4, table)).or_default().insert(UPLINK);
     }
 
+    /// A rule whose table has a default route through the same uplink as the main table.
+    fn rule_as_main(facts: &mut Facts) {
+        rule(facts, "cali1", 101);
+        default_route(facts, MAIN_TABLE);
+        default_route(facts, 101);
+    }
+
     fn second_uplink(facts: &mut Facts) {
         facts.devices.as_mut().unwrap().push(device("eth1", SECOND_UPLINK, DeviceKind::Physical, &[]));
         pinned(facts).attached_devices.insert(SECOND_UPLINK);
@@ -114,9 +121,7 @@ mod tests {
             // Replies to clients of the second uplink leave through the first one.
             (
                 |it| {
-                    rule(it, "cali1", 101);
-                    default_route(it, MAIN_TABLE);
-                    default_route(it, 101);
+                    rule_as_main(it);
                     second_uplink(it);
                 },
                 KEY,
@@ -126,9 +131,7 @@ mod tests {
             ),
             (
                 |it| {
-                    rule(it, "cali1", 101);
-                    default_route(it, MAIN_TABLE);
-                    default_route(it, 101);
+                    rule_as_main(it);
                     second_uplink(it);
                     let tables = &mut it.routing.as_mut().unwrap().tables_of_incoming;
                     tables.get_mut(&(Family::V4, 101)).unwrap().insert(SECOND_UPLINK);
@@ -138,17 +141,7 @@ mod tests {
                 "no rule",
                 "",
             ),
-            (
-                |it| {
-                    rule(it, "cali1", 101);
-                    default_route(it, MAIN_TABLE);
-                    default_route(it, 101);
-                },
-                KEY,
-                State::Ok,
-                "no rule",
-                "",
-            ),
+            (rule_as_main, KEY, State::Ok, "no rule", ""),
         ]);
     }
 }

@@ -333,6 +333,13 @@ impl Facts {
     }
 }
 
+/// Joins the first three texts, and adds the number of the others after `before_rest`.
+fn abridged(texts: &[impl AsRef<str>], separator: &str, before_rest: &str) -> String {
+    const SHOWN: usize = 3;
+    let shown = texts.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join(separator);
+    if texts.len() > SHOWN { format!("{shown}{before_rest}{} more", texts.len() - SHOWN) } else { shown }
+}
+
 #[cfg(test)]
 mod reported;
 #[cfg(test)]

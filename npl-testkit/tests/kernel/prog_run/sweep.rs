@@ -13,7 +13,7 @@ use npl_agent::core::model::{Family, Protocol};
 use npl_agent::datapath::{FlowTableFill, SweptFlows};
 use npl_agent::metrics::{Counts, DatapathCounters, Format, Metrics};
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
-use npl_common::names::{MAP_FLOW_V4, MAP_UDP_FLOW_V4};
+use npl_common::names::{FLOW_TABLES_V4, MAP_FLOW_V4, MAP_UDP_FLOW_V4};
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
@@ -26,7 +26,7 @@ use super::scene::{
 use super::sctp_flows;
 use crate::bpffs_pool::BPFFS;
 use crate::counters::reason;
-use crate::lab::{FLOW_TABLES_V4, Lab, open};
+use crate::lab::{Lab, open};
 
 struct NoCounters;
 
