@@ -29,17 +29,16 @@ use aya_ebpf::{
     macros::{cgroup_sock, cgroup_sock_addr, classifier, xdp},
     programs::{SockAddrContext, SockContext, TcContext, XdpContext},
 };
-use npl_common::names::{
-    SLOW_EGRESS, SLOW_EGRESS_L3, SLOW_INGRESS, SLOW_INGRESS_L3, SLOW_INGRESS_REDIRECT, SLOW_PODS_REDIRECT,
-};
+use npl_common::names::SlowPath;
 
 use crate::{
     base::{
-        context::ETHERNET,
+        context::{self, ETHERNET},
         maps::SLOW_PATH,
         mode::{OBSERVE, OFFLOAD, REDIRECT, STACK},
         verdict::Verdict,
     },
+    net::{V4, V6, family::HeaderLayout as _},
     path::{
         hook::{self, Hook},
         offload,
@@ -60,50 +59,50 @@ const ALLOW: i32 = 1;
 /// Translates requests at TC ingress of a device with Ethernet headers.
 #[classifier]
 pub fn npl_ingress(ctx: TcContext) -> i32 {
-    fast_path::<Requests<STACK>, ETHERNET>(&ctx, SLOW_INGRESS)
+    fast_path::<Requests<STACK>, ETHERNET>(&ctx, SlowPath::Ingress)
 }
 
 /// Translates replies at TC egress of a device with Ethernet headers.
 #[classifier]
 pub fn npl_egress(ctx: TcContext) -> i32 {
-    fast_path::<Replies<STACK>, ETHERNET>(&ctx, SLOW_EGRESS)
+    fast_path::<Replies<STACK>, ETHERNET>(&ctx, SlowPath::Egress)
 }
 
 /// Translates requests at TC ingress of a device without link-layer header.
 #[classifier]
 pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
-    fast_path::<Requests<STACK>, NONE>(&ctx, SLOW_INGRESS_L3)
+    fast_path::<Requests<STACK>, NONE>(&ctx, SlowPath::IngressL3)
 }
 
 /// Translates replies at TC egress of a device without link-layer header.
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
-    fast_path::<Replies<STACK>, NONE>(&ctx, SLOW_EGRESS_L3)
+    fast_path::<Replies<STACK>, NONE>(&ctx, SlowPath::EgressL3)
 }
 
 /// Like [`npl_ingress`], for `--forwarding redirect`: the translated request is redirected to the Pod's device.
 #[classifier]
 pub fn npl_rd_ingress(ctx: TcContext) -> i32 {
-    fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SLOW_INGRESS_REDIRECT)
+    fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SlowPath::IngressRedirect)
 }
 
 /// Translates replies at TC ingress of a Pod-facing device, for `--forwarding redirect`.
 #[classifier]
 pub fn npl_rd_pods(ctx: TcContext) -> i32 {
-    fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SLOW_PODS_REDIRECT)
+    fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SlowPath::PodsRedirect)
 }
 
 /// Like [`npl_ingress`], for `--forwarding offload`: requests of offloaded flows are redirected to the Pod's device.
 #[classifier]
 pub fn npl_off_ingress(ctx: TcContext) -> i32 {
-    fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SLOW_INGRESS)
+    fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SlowPath::Ingress)
 }
 
 /// Like [`npl_egress`], but for `--forwarding offload`. The program also records in `npl_stkseen_v4` or
 /// `npl_stkseen_v6` that the host's stack has forwarded a reply of the flow.
 #[classifier]
 pub fn npl_off_egress(ctx: TcContext) -> i32 {
-    fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SLOW_EGRESS)
+    fast_path::<Replies<OBSERVE>, ETHERNET>(&ctx, SlowPath::Egress)
 }
 
 /// Translates replies of offloaded flows at TC ingress of a Pod-facing device, for `--forwarding offload`. This program
@@ -134,40 +133,76 @@ pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
     xdp::translate::<true>(ctx)
 }
 
-/// Slow path of [`npl_ingress`] and [`npl_off_ingress`].
+/// Slow path of [`npl_ingress`] and [`npl_off_ingress`] for IPv4 packets.
 #[classifier]
-pub fn npl_in_slow(ctx: TcContext) -> i32 {
-    slow_path::translate::<Requests<STACK>, ETHERNET>(&ctx)
+pub fn npl_in_slow4(ctx: TcContext) -> i32 {
+    slow_path::translate::<V4, Requests<STACK>, ETHERNET>(&ctx)
 }
 
-/// Slow path of [`npl_egress`] and [`npl_off_egress`].
+/// Slow path of [`npl_ingress`] and [`npl_off_ingress`] for IPv6 packets.
 #[classifier]
-pub fn npl_out_slow(ctx: TcContext) -> i32 {
-    slow_path::translate::<Replies<STACK>, ETHERNET>(&ctx)
+pub fn npl_in_slow6(ctx: TcContext) -> i32 {
+    slow_path::translate::<V6, Requests<STACK>, ETHERNET>(&ctx)
 }
 
-/// Slow path of [`npl_ingress_l3`].
+/// Slow path of [`npl_egress`] and [`npl_off_egress`] for IPv4 packets.
 #[classifier]
-pub fn npl_in_l3_slow(ctx: TcContext) -> i32 {
-    slow_path::translate::<Requests<STACK>, NONE>(&ctx)
+pub fn npl_out_slow4(ctx: TcContext) -> i32 {
+    slow_path::translate::<V4, Replies<STACK>, ETHERNET>(&ctx)
 }
 
-/// Slow path of [`npl_egress_l3`].
+/// Slow path of [`npl_egress`] and [`npl_off_egress`] for IPv6 packets.
 #[classifier]
-pub fn npl_out_l3_slow(ctx: TcContext) -> i32 {
-    slow_path::translate::<Replies<STACK>, NONE>(&ctx)
+pub fn npl_out_slow6(ctx: TcContext) -> i32 {
+    slow_path::translate::<V6, Replies<STACK>, ETHERNET>(&ctx)
 }
 
-/// Slow path of [`npl_rd_ingress`].
+/// Slow path of [`npl_ingress_l3`] for IPv4 packets.
 #[classifier]
-pub fn npl_rd_in_slow(ctx: TcContext) -> i32 {
-    slow_path::translate::<Requests<REDIRECT>, ETHERNET>(&ctx)
+pub fn npl_inl3_slow4(ctx: TcContext) -> i32 {
+    slow_path::translate::<V4, Requests<STACK>, NONE>(&ctx)
 }
 
-/// Slow path of [`npl_rd_pods`].
+/// Slow path of [`npl_ingress_l3`] for IPv6 packets.
 #[classifier]
-pub fn npl_rd_pod_slow(ctx: TcContext) -> i32 {
-    slow_path::translate::<Replies<REDIRECT>, ETHERNET>(&ctx)
+pub fn npl_inl3_slow6(ctx: TcContext) -> i32 {
+    slow_path::translate::<V6, Requests<STACK>, NONE>(&ctx)
+}
+
+/// Slow path of [`npl_egress_l3`] for IPv4 packets.
+#[classifier]
+pub fn npl_outl3_slow4(ctx: TcContext) -> i32 {
+    slow_path::translate::<V4, Replies<STACK>, NONE>(&ctx)
+}
+
+/// Slow path of [`npl_egress_l3`] for IPv6 packets.
+#[classifier]
+pub fn npl_outl3_slow6(ctx: TcContext) -> i32 {
+    slow_path::translate::<V6, Replies<STACK>, NONE>(&ctx)
+}
+
+/// Slow path of [`npl_rd_ingress`] for IPv4 packets.
+#[classifier]
+pub fn npl_rdin_slow4(ctx: TcContext) -> i32 {
+    slow_path::translate::<V4, Requests<REDIRECT>, ETHERNET>(&ctx)
+}
+
+/// Slow path of [`npl_rd_ingress`] for IPv6 packets.
+#[classifier]
+pub fn npl_rdin_slow6(ctx: TcContext) -> i32 {
+    slow_path::translate::<V6, Requests<REDIRECT>, ETHERNET>(&ctx)
+}
+
+/// Slow path of [`npl_rd_pods`] for IPv4 packets.
+#[classifier]
+pub fn npl_rdpod_slow4(ctx: TcContext) -> i32 {
+    slow_path::translate::<V4, Replies<REDIRECT>, ETHERNET>(&ctx)
+}
+
+/// Slow path of [`npl_rd_pods`] for IPv6 packets.
+#[classifier]
+pub fn npl_rdpod_slow6(ctx: TcContext) -> i32 {
+    slow_path::translate::<V6, Replies<REDIRECT>, ETHERNET>(&ctx)
 }
 
 /// Removes the socket reverse NAT entries of a socket when the socket is closed.
@@ -233,15 +268,16 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
-/// Translates a fast-path packet. If the packet needs the slow path, tail-calls the program at index `slow_path` of
-/// `npl_slow`.
+/// Translates a fast-path packet. If the packet needs the slow path, tail-calls the program of `slow_path` for the
+/// packet's address family.
 #[inline(always)]
-fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: u32) -> i32 {
+fn fast_path<H: Hook, const L2: usize>(ctx: &TcContext, slow_path: SlowPath) -> i32 {
     let verdict = hook::translate::<H, L2>(ctx);
     if verdict.is_slow_path() {
+        let is_ipv6 = context::ether_type(ctx) == Some(V6::ETHER_TYPE);
         // SAFETY: a successful tail call does not return, and no value in this function needs to be dropped. If the
         // tail call fails, the packet passes unchanged.
-        unsafe { SLOW_PATH.tail_call(ctx, slow_path) };
+        unsafe { SLOW_PATH.tail_call(ctx, slow_path.index(is_ipv6)) };
     }
     verdict.into_action()
 }

@@ -19,7 +19,7 @@ use aya::{
 };
 use npl_common::names::{
     GLOBAL_DIRECT_READS, MAP_SLOW_PATH, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
-    SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, SocketProgram, slow_path_of,
+    SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, SlowPath, SocketProgram,
 };
 use tracing::{debug, info};
 
@@ -153,7 +153,7 @@ impl Programs {
     /// Loads a TC program. First loads the slow-path program that the TC program tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
-            if let Some(index) = slow_path_of(name) {
+            for index in SlowPath::of(name).into_iter().flat_map(SlowPath::indexes) {
                 let program = self.adopt_or_load(SLOW_PATH_PROGRAMS[index as usize])?;
                 self.set_slow_path(index, &program)?;
             }
@@ -216,12 +216,14 @@ impl Programs {
         self.known_maps = ids(&maps);
         let mut slow_paths = Vec::new();
         for hook in ALWAYS {
-            let slow_path = slow_path_of(hook).map(|index| (index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])));
-            let (Some((index, Some(slow_path))), Some(program)) = (slow_path, self.adopt(hook)) else {
+            let of_hook = SlowPath::of(hook).into_iter().flat_map(SlowPath::indexes);
+            let adopted: Option<Vec<_>> =
+                of_hook.map(|index| Some((index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])?))).collect();
+            let (Some(adopted), Some(program)) = (adopted, self.adopt(hook)) else {
                 self.classifiers.clear();
                 return Ok(false);
             };
-            slow_paths.push((index, slow_path));
+            slow_paths.extend(adopted);
             self.classifiers.insert(hook, program);
         }
         for (index, slow_path) in slow_paths {

@@ -12,11 +12,11 @@ use super::{hook::Hook, trace};
 use crate::{
     act::{redirect, rewrite::SOURCE},
     base::{
-        context::{self, skb},
+        context::skb,
         maps::CONFIG,
         verdict::{self, Verdict},
     },
-    net::{V4, V6, family::HeaderLayout as _, icmp, packet::Packet},
+    net::{icmp, packet::Packet},
     state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
 };
 
@@ -26,18 +26,9 @@ const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
 const IS_UNREADABLE: i32 = i32::MAX - 3;
 
-/// Translates, passes or drops a packet whose IP header starts at offset `L2`.
+/// Translates, passes or drops a packet of the address family `F` whose IP header starts at offset `L2`.
 #[inline(always)]
-pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
-    match context::ether_type(ctx) {
-        Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
-        Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
-        _ => Verdict::UNRELATED.into_action(),
-    }
-}
-
-#[inline(always)]
-fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+pub fn translate<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     let action = run_steps::<F, H, L2>(ctx);
     // The program sets the mark of a redirected reply after all steps: re-injected fragments are clones of the same
     // skb, and a clone that the stack forwards must not have the mark.

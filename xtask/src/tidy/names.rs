@@ -228,12 +228,12 @@ const MAPS: [(&str, &str); 50] = [
 const PROGRAMS: [(&str, &str); 8] = [
     ("npl_in_direct", "npl_rd_ingress"),
     ("npl_pods", "npl_rd_pods"),
-    ("npl_in_rest", "npl_in_slow"),
-    ("npl_out_rest", "npl_out_slow"),
-    ("npl_in_l3_rest", "npl_in_l3_slow"),
-    ("npl_out_l3_rest", "npl_out_l3_slow"),
-    ("npl_in_d_rest", "npl_rd_in_slow"),
-    ("npl_pods_rest", "npl_rd_pod_slow"),
+    ("npl_in_rest", "npl_in_slow4"),
+    ("npl_out_rest", "npl_out_slow4"),
+    ("npl_in_l3_rest", "npl_inl3_slow4"),
+    ("npl_out_l3_rest", "npl_outl3_slow4"),
+    ("npl_in_d_rest", "npl_rdin_slow4"),
+    ("npl_pods_rest", "npl_rdpod_slow4"),
 ];
 
 /// The extensions of the files that are searched for retired names.

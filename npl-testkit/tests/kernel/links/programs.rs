@@ -17,7 +17,8 @@ use npl_testkit::traffic;
 use crate::world::World;
 
 /// The programs that every Node needs, ordered by name.
-const ALWAYS: [&str; 4] = ["npl_egress", "npl_in_slow", "npl_ingress", "npl_out_slow"];
+const ALWAYS: [&str; 6] =
+    ["npl_egress", "npl_in_slow4", "npl_in_slow6", "npl_ingress", "npl_out_slow4", "npl_out_slow6"];
 
 /// Ids of all pinned programs, by build and name.
 pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
@@ -161,7 +162,7 @@ fn program_for_devices_without_link_layer_header_is_loaded_once() {
     }
     assert_eq!(ids[0], ids[1]);
     let names: Vec<_> = pinned(world.bpffs.path()).into_keys().map(|(_, name)| name).collect();
-    assert!(names.iter().any(|name| *name == PROGRAMS[2]) && names.len() == ALWAYS.len() + 2, "{names:?}");
+    assert!(names.iter().any(|name| *name == PROGRAMS[2]) && names.len() == ALWAYS.len() + 3, "{names:?}");
     world.assert_answers();
 }
 
@@ -172,7 +173,7 @@ fn removed_tail_calls_are_restored_by_the_next_agent() {
     let before = pinned(world.bpffs.path());
     let slow_path = MapData::from_pin(Pins::new(world.bpffs.path()).map(MAP_SLOW_PATH)).and_then(Map::from_map_data);
     let mut slow_path = ProgramArray::try_from(slow_path.unwrap()).unwrap();
-    for index in 0..2 {
+    for index in 0..4 {
         slow_path.clear_index(&index).unwrap();
     }
     drop(world.open());

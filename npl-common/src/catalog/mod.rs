@@ -2,6 +2,9 @@
 //! Descriptions of all maps and programs, for `docs/reference/maps.md`. A test of the agent compares the described maps
 //! with those of the kernel object.
 
+mod programs;
+
+pub use self::programs::{PROGRAM_LIST, Program};
 use crate::{
     config::{Config, MAX_XDP_DEVICES},
     crc,
@@ -23,9 +26,7 @@ use crate::{
         MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, MAP_SCTP_BUFFER,
         MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_SLOW_PATH, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4,
         MAP_STACK_SEEN_V6, MAP_STATS, MAP_TRACE_CPU, MAP_TRACE_FILTER, MAP_TRACE_RING, MAP_UDP_FLOW_V4,
-        MAP_UDP_FLOW_V6, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE, PROG_EGRESS, PROG_EGRESS_L3,
-        PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT,
-        PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS, PROG_XDP, PROG_XDP_FRAGS, SLOW_PATH_PROGRAMS,
+        MAP_UDP_FLOW_V6, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE, SLOW_PATH_PROGRAMS,
     },
     next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop},
     offload::{self, StackSeen},
@@ -492,152 +493,5 @@ pub const MAPS: &[Map] = &[
     },
 ];
 
-/// A kernel program.
-#[derive(Debug, Clone, Copy)]
-pub struct Program {
-    /// The name of the program.
-    pub name: &'static str,
-    /// The hook at which the kernel runs the program, and the device or cgroup.
-    pub hook: &'static str,
-    /// The options with which the agent attaches the program; for a slow-path program, the names of the programs that
-    /// call it.
-    pub used_with: &'static str,
-    /// The purpose of the program.
-    pub purpose: &'static str,
-}
-
-const TAIL_CALL: &str = "tail call";
-const CGROUP: &str = "`--cgroup` other than `none`";
-const EVERY_MODE: &str = "every mode";
-const STACK: &str = "`--forwarding stack`";
-const REDIRECT: &str = "`--forwarding redirect`";
-const OFFLOAD: &str = "`--forwarding offload`";
-const UPLINK_INGRESS: &str = "TC ingress of uplinks";
-const UPLINK_EGRESS: &str = "TC egress of uplinks";
-const POD_INGRESS: &str = "TC ingress of the Pods' devices";
-const DNAT: &str = "Translates requests.";
-const REVERSE_NAT: &str = "Translates replies.";
-const SLOW_REQUESTS: &str =
-    "Translates requests that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
-const SLOW_REPLIES: &str =
-    "Translates replies that are fragments, SCTP packets or ICMP errors, or have options or extension headers.";
-const CONNECT: &str =
-    "Replaces node address and node port with Pod address and Pod port in the system calls of local clients.";
-const SHOW_PEER: &str = "Returns to local clients the address that they connected to, in place of the Pod's address.";
-
-const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {
-    Program { name, hook, used_with, purpose }
-}
-
-/// Every program. The slow-path programs are in the order of their indexes in [`MAP_SLOW_PATH`].
-pub const PROGRAM_LIST: &[Program] = &[
-    program(PROG_INGRESS, UPLINK_INGRESS, STACK, DNAT),
-    program(PROG_EGRESS, UPLINK_EGRESS, "`--forwarding stack` and `redirect`", REVERSE_NAT),
-    program(PROG_INGRESS_L3, "TC ingress of uplinks without Ethernet header", EVERY_MODE, DNAT),
-    program(PROG_EGRESS_L3, "TC egress of uplinks without Ethernet header", EVERY_MODE, REVERSE_NAT),
-    program(PROG_INGRESS_REDIRECT, UPLINK_INGRESS, REDIRECT, "Translates requests and redirects them to the Pod."),
-    program(PROG_PODS_REDIRECT, POD_INGRESS, REDIRECT, "Translates replies and redirects them to the uplink."),
-    program(
-        PROG_INGRESS_OFFLOAD,
-        UPLINK_INGRESS,
-        OFFLOAD,
-        "Translates requests and redirects those of offloaded flows to the Pod.",
-    ),
-    program(
-        PROG_EGRESS_OFFLOAD,
-        UPLINK_EGRESS,
-        OFFLOAD,
-        "Translates replies that the stack has forwarded, and records stack observations of them.",
-    ),
-    program(
-        PROG_PODS_OFFLOAD,
-        POD_INGRESS,
-        OFFLOAD,
-        "Translates replies of offloaded flows and redirects them to the uplink.",
-    ),
-    program(
-        PROG_TO_PODS,
-        "TC egress of the Pods' devices, after all other programs",
-        OFFLOAD,
-        "Records stack observations of requests; changes no packet.",
-    ),
-    program(
-        PROG_XDP,
-        "XDP in the driver of uplinks, before Linux 5.18",
-        "`--attach auto` or `xdp`, with `--forwarding stack`",
-        DNAT,
-    ),
-    program(
-        PROG_XDP_FRAGS,
-        "XDP in the driver of uplinks, from Linux 5.18 on",
-        "`--attach auto` or `xdp`, with `--forwarding stack`",
-        DNAT,
-    ),
-    program(SLOW_PATH_PROGRAMS[0], TAIL_CALL, "`npl_ingress`, `npl_off_ingress`", SLOW_REQUESTS),
-    program(SLOW_PATH_PROGRAMS[1], TAIL_CALL, "`npl_egress`, `npl_off_egress`", SLOW_REPLIES),
-    program(SLOW_PATH_PROGRAMS[2], TAIL_CALL, "`npl_ingress_l3`", SLOW_REQUESTS),
-    program(SLOW_PATH_PROGRAMS[3], TAIL_CALL, "`npl_egress_l3`", SLOW_REPLIES),
-    program(SLOW_PATH_PROGRAMS[4], TAIL_CALL, "`npl_rd_ingress`", SLOW_REQUESTS),
-    program(SLOW_PATH_PROGRAMS[5], TAIL_CALL, "`npl_rd_pods`", SLOW_REPLIES),
-    program(
-        "npl_release",
-        "cgroup v2, `sock_release`",
-        CGROUP,
-        "Removes the socket reverse NAT entries of a socket when the socket is closed.",
-    ),
-    program("npl_recvmsg4", "cgroup v2, `recvmsg4`", CGROUP, SHOW_PEER),
-    program("npl_recvmsg6", "cgroup v2, `recvmsg6`", CGROUP, SHOW_PEER),
-    program("npl_getpeer4", "cgroup v2, `getpeername4`", CGROUP, SHOW_PEER),
-    program("npl_getpeer6", "cgroup v2, `getpeername6`", CGROUP, SHOW_PEER),
-    program("npl_connect4", "cgroup v2, `connect4`", CGROUP, CONNECT),
-    program("npl_connect6", "cgroup v2, `connect6`", CGROUP, CONNECT),
-    program("npl_sendmsg4", "cgroup v2, `sendmsg4`", CGROUP, CONNECT),
-    program("npl_sendmsg6", "cgroup v2, `sendmsg6`", CGROUP, CONNECT),
-];
-
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::{MAPS, PROGRAM_LIST};
-    use crate::names::{PINNED_MAPS, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS, slow_path_of};
-
-    #[test]
-    fn every_pinned_map_is_listed_once() {
-        let listed: Vec<&str> = MAPS.iter().flat_map(|map| map.names).copied().collect();
-        let unique: BTreeSet<&str> = listed.iter().copied().collect();
-        assert_eq!(unique.len(), listed.len());
-        assert_eq!(unique, PINNED_MAPS.iter().copied().collect());
-    }
-
-    #[test]
-    fn a_key_or_value_has_one_type_or_one_for_each_map() {
-        for map in MAPS {
-            for content in [map.key, map.value] {
-                assert!([0, 1, map.names.len()].contains(&content.layouts().len()), "{:?}", map.names);
-            }
-        }
-    }
-
-    #[test]
-    fn every_program_is_listed_once() {
-        let listed: Vec<&str> = PROGRAM_LIST.iter().map(|program| program.name).collect();
-        let sockets = SOCKET_PROGRAMS.iter().map(|program| program.name);
-        let all = [PROGRAMS, XDP_PROGRAMS, SLOW_PATH_PROGRAMS].into_iter().flatten().copied().chain(sockets);
-        assert_eq!(listed, all.collect::<Vec<_>>());
-        for program in PROGRAM_LIST {
-            let hook = SOCKET_PROGRAMS.iter().find(|socket| socket.name == program.name).map(|socket| socket.hook);
-            assert!(hook.is_none_or(|hook| program.hook.contains(&format!("`{hook}`"))), "{}", program.name);
-        }
-    }
-
-    #[test]
-    fn slow_path_programs_name_the_programs_that_call_them() {
-        for caller in PROGRAMS {
-            let Some(number) = slow_path_of(caller) else { continue };
-            let name = SLOW_PATH_PROGRAMS[number as usize];
-            let listed = PROGRAM_LIST.iter().find(|program| program.name == name).unwrap();
-            assert!(listed.used_with.contains(&format!("`{caller}`")), "{caller}");
-        }
-    }
-}
+mod tests;
