@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! IPv6 extension headers.
 
-use aya_ebpf::programs::TcContext;
+use core::mem::transmute;
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
 use super::{V6, family::HeaderChain};
 use crate::base::context;
@@ -47,34 +49,107 @@ struct FragmentHeader {
 #[inline(always)]
 pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
     let headers = &mut chain.headers;
+    let end = ChainEnd(npl_ext_skip(context::skb(ctx), headers.l4 as u64, u32::from(headers.protocol)));
+    if end.l4() == 0 {
+        return None;
+    }
+    (headers.l4, headers.protocol) = (end.l4(), end.protocol());
+    if end.fragment_header() != 0 {
+        // SAFETY: both types consist of eight bytes.
+        let header = unsafe {
+            transmute::<u64, FragmentHeader>(npl_ext_fragment(context::skb(ctx), end.fragment_header() as u64))
+        };
+        chain.fragment.id = header.id;
+        chain.fragment.content = header.protocol;
+        let has_more = header.offset & MORE_FRAGMENTS != 0;
+        chain.fragment.is_later = header.is_later();
+        chain.fragment.is_first = !header.is_later() && has_more;
+        chain.fragment.is_last = header.is_later() && !has_more;
+        chain.fragment.offset = u16::from_be(header.offset & FRAGMENT_OFFSET_MASK);
+    }
+    Some(())
+}
+
+impl FragmentHeader {
+    #[inline(always)]
+    const fn is_later(&self) -> bool {
+        self.offset & FRAGMENT_OFFSET_MASK != 0
+    }
+}
+
+/// The end of a chain of extension headers, as one word. The word 0 stands for a chain that the programs cannot parse.
+struct ChainEnd(u64);
+
+impl ChainEnd {
+    const UNPARSED: Self = Self(0);
+
+    /// All offsets are less than 2¹⁶: each of the few extension headers has at most 2048 bytes.
+    #[inline(always)]
+    const fn new(l4: u64, protocol: u8, fragment_header: u64) -> Self {
+        Self(l4 | fragment_header << 16 | (protocol as u64) << 32)
+    }
+
+    /// Offset in bytes of the transport header or, in a later fragment, of the end of the fragment header.
+    #[inline(always)]
+    const fn l4(&self) -> usize {
+        self.0 as u16 as usize
+    }
+
+    /// Offset in bytes of the last fragment header; 0 if there is none.
+    #[inline(always)]
+    const fn fragment_header(&self) -> usize {
+        (self.0 >> 16) as u16 as usize
+    }
+
+    /// The protocol number after the chain.
+    #[inline(always)]
+    const fn protocol(&self) -> u8 {
+        (self.0 >> 32) as u8
+    }
+}
+
+/// Returns the [`ChainEnd`] of the extension headers from offset `l4` on; `protocol` is the number of the first header.
+///
+/// The function is exported, so that the verifier checks it separately from its callers and knows nothing about the
+/// returned offsets. Otherwise, the verifier of Linux 5.10 checks the rest of the program once for each number of
+/// extension headers.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_ext_skip(skb: *mut __sk_buff, l4: u64, protocol: u32) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let (mut l4, mut protocol, mut fragment_header) = (l4 & 0xffff, protocol as u8, 0);
     for _ in 0..MAX_EXTENSIONS {
-        let kind = headers.protocol;
-        if !is_extension(kind) {
-            return Some(());
+        if !is_extension(protocol) {
+            return ChainEnd::new(l4, protocol, fragment_header).0;
         }
-        if kind == FRAGMENT {
-            let header = context::load::<FragmentHeader>(ctx, headers.l4)?;
-            headers.protocol = header.protocol;
-            headers.l4 += size_of::<FragmentHeader>();
-            chain.fragment.id = header.id;
-            chain.fragment.content = header.protocol;
-            chain.fragment.is_later = header.offset & FRAGMENT_OFFSET_MASK != 0;
-            if chain.fragment.is_later {
-                chain.fragment.is_last = header.offset & MORE_FRAGMENTS == 0;
-                chain.fragment.offset = u16::from_be(header.offset & FRAGMENT_OFFSET_MASK);
-                return Some(());
+        if protocol == FRAGMENT {
+            let Some(header) = context::load::<FragmentHeader>(ctx, l4 as usize) else { return ChainEnd::UNPARSED.0 };
+            (fragment_header, protocol) = (l4, header.protocol);
+            l4 += size_of::<FragmentHeader>() as u64;
+            if header.is_later() {
+                return ChainEnd::new(l4, protocol, fragment_header).0;
             }
-            chain.fragment.is_first = header.offset & MORE_FRAGMENTS != 0;
         } else {
-            let header = context::load::<Extension>(ctx, headers.l4)?;
-            if kind == ROUTING && header.type_and_segments[1] != 0 {
-                return None;
+            let Some(header) = context::load::<Extension>(ctx, l4 as usize) else { return ChainEnd::UNPARSED.0 };
+            if protocol == ROUTING && header.type_and_segments[1] != 0 {
+                return ChainEnd::UNPARSED.0;
             }
-            headers.protocol = header.protocol;
-            headers.l4 += (usize::from(header.length) + 1) * 8;
+            protocol = header.protocol;
+            l4 += (u64::from(header.length) + 1) * 8;
         }
     }
-    if is_extension(headers.protocol) { None } else { Some(()) }
+    let end = if is_extension(protocol) { ChainEnd::UNPARSED } else { ChainEnd::new(l4, protocol, fragment_header) };
+    end.0
+}
+
+/// Returns the fragment header at the offset `at`; 0, like an atomic fragment, if the packet ends before.
+///
+/// The function is exported for the same reason as [`npl_ext_skip`]; it is not inlined, because its callers have no free
+/// stack space.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_ext_fragment(skb: *mut __sk_buff, at: u64) -> u64 {
+    context::load::<u64>(&TcContext::new(skb), (at & 0xffff) as usize).unwrap_or(0)
 }
 
 /// Whether `protocol` is the number of an extension header that the programs parse.

@@ -140,9 +140,11 @@ impl HeaderLayout for V6 {
             l3,
             headers: Headers { source, destination, ttl_fields, protocol, l4: l3 + LENGTH, is_fast_path: false },
             fragment: Fragment::NONE,
-            end: l3 + LENGTH + usize::from(u16::from_be(ttl_fields.payload_length)),
+            end: 0,
         };
         skip_extensions(ctx, &mut chain)?;
+        // The end is computed last, because the callers have no free stack space during the function call.
+        chain.end = l3 + LENGTH + usize::from(u16::from_be(ttl_fields.payload_length));
         Some(chain)
     }
 

@@ -82,7 +82,9 @@ fn handshake_index<F: Family>(key: u64) -> u32 {
 /// was one.
 #[inline(never)]
 pub fn remove_datagram_flow<F: Family>(hash: u64) -> bool {
-    let Some(slot) = find_datagram_flow::<F>(hash) else { return false };
+    // The look-up is inlined: the callers have no free stack space for two nested frames.
+    let index = index_of::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash));
+    let Some(slot) = F::half_open(index) else { return false };
     slot.store(0);
     true
 }
