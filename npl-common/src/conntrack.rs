@@ -192,6 +192,13 @@ impl State {
     pub const fn may_repeat_syn_ack(self) -> bool {
         !self.has_pod_spoken() && self.client_flags & RST == 0
     }
+
+    /// Whether one side has ended the connection or has begun to end it.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    pub const fn is_ending(self) -> bool {
+        (self.client_flags | self.pod_flags) & (FIN | RST) != 0
+    }
 }
 
 /// The fields of a TCP segment that connection tracking needs: flags ([`crate::flow::tcp_flag`]), sequence number and

@@ -2,8 +2,8 @@
 //! The flow tables: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
 //! requests needs no entry, because the mapping alone determines the destination of a request.
 //!
-//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others. In particular,
-//! a sender of forged UDP datagrams can establish flows if the Pod answers, but a TCP flow needs a handshake.
+//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others: a sender of
+//! forged UDP datagrams can establish flows if the Pod answers, and must not evict TCP connections.
 
 use crate::hash;
 

@@ -14,10 +14,10 @@
 //!
 //! 1. [`SLOTS`] slots of established flows. An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry.
 //!    Requests that match the copy need no look-up in the flow table.
-//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and mid-stream entries. They stay in the processor's cache during a SYN
-//!    flood.
+//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and mid-stream entries. This region is small enough to stay in the
+//!    processor's cache during a SYN flood.
 //! 3. [`DATAGRAM_SLOTS`] slots of UDP and SCTP flows that are half-open without a handshake. A SYN flood overwrites
-//!    none of them.
+//!    none of these slots.
 //!
 //! An established flow has one slot. A handshake or half-open flow has two candidate slots, and uses the second only if
 //! the first contains another entry that waits for the Pod's first reply.
@@ -28,8 +28,9 @@ use crate::conntrack::Phase;
 pub const SLOTS: u32 = 65_536;
 /// Number of slots for handshakes per IP family, a power of two. The slots for handshakes take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Number of slots per IP family for flows that are half-open without a handshake. The slots take 512 KiB. Each flow
-/// has the same slot number in this region as in the region of established flows.
+/// Number of slots per IP family for UDP and SCTP flows that are half-open without a handshake. The slots take 512 KiB.
+/// The first candidate slot of a flow has the same number in this region as the flow's slot in the region of
+/// established flows.
 pub const DATAGRAM_SLOTS: u32 = SLOTS;
 /// Number of elements of the reply cache: one for each slot of an established flow or handshake.
 pub const REPLY_CACHE_ELEMENTS: u32 = SLOTS + HANDSHAKE_SLOTS;
@@ -53,8 +54,8 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// Another slot than [`slot`]: one of four slots in the same group of eight slots. A group of eight slots is usually one
-/// cache line.
+/// A second slot, which differs from [`slot`]: one of four slots in the same group of eight slots. A group of eight
+/// slots is usually one cache line.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn second_slot(hash: u64) -> u32 {

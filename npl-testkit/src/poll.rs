@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waits for conditions. Every wait polls a condition and has a deadline. On a slow machine, the deadline is later: if
-//! `NPL_PATIENCE` is set, if the load average exceeds the number of processors, or if the sleeps between two polls take
-//! longer than requested.
+//! `NPL_PATIENCE` is set, if the load average or the number of runnable tasks exceeds the number of processors, or if
+//! the sleeps between two polls take longer than requested.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -80,17 +80,19 @@ fn wait<T>(
     }
 }
 
-/// Extends the time limit of a single blocking call, for example of a read from a socket, by [`patience`] and by the
-/// slowness of the machine before the call. Use [`until`] where a condition can be polled, because `until` measures the
-/// slowness when the limit has passed.
+/// Multiplies the time limit of a single blocking call, for example of a read from a socket, by [`patience`] and by the
+/// slowness of the machine before the call. Use [`until`] where a condition can be polled: `until` measures the
+/// slowness when the limit has passed, so it also takes load into account that begins during the wait.
 pub fn extended(limit: Duration) -> Duration {
     multiplied(limit * patience(), slowness())
 }
 
-/// The time for which a measured slowness is valid. Tests extend limits for each of thousands of requests.
+/// The time for which a measured slowness is valid. A test sends thousands of requests, and a measurement for each of
+/// them would delay the test.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 
-/// Measures the slowness of the machine by the load and by one sleep, at most once in [`MEASURED_EVERY`].
+/// Returns the slowness of the machine: the larger of the load per processor and the [`lateness`] of one sleep.
+/// Measures the slowness at most once per [`MEASURED_EVERY`].
 fn slowness() -> f32 {
     static LATEST: Mutex<Option<(Instant, f32)>> = Mutex::new(None);
     let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);

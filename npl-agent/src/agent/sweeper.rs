@@ -44,7 +44,7 @@ impl Sweeper {
     /// If the maps cannot be opened.
     pub fn start(bpffs: &Path, metrics: Metrics) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
-        // The flow tables of both families have the same size, so the metric has one value for both.
+        // A protocol's flow tables of both IP families have the same size, so the metric has no label for the family.
         for (protocol, capacity) in Protocol::ALL.into_iter().zip(tables.flow_capacities(Family::V4)) {
             metrics.set_flow_limit(protocol, capacity);
         }

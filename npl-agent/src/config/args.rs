@@ -222,10 +222,10 @@ pub struct RunArgs {
     )]
     pub annotation_domain: String,
 
-    /// Read only Services of these namespaces, separated by commas, at most 16, so that the API server sends less data.
-    /// Node ports in other namespaces are withdrawn, as if no Service were enabled there. The agent does not know the
-    /// `nodePort`s of Services in other namespaces: keep --port-range apart from them. The agent still reads all Pods
-    /// of its Node. Unset or empty: all namespaces.
+    /// Read only Services of these namespaces (at most 16, separated by commas), so that the API server sends less
+    /// data. Node ports of Pods in other namespaces are withdrawn, as if no Service were enabled there. The agent does
+    /// not know the `nodePort`s of Services in other namespaces: keep --port-range apart from them. The agent still
+    /// reads all Pods of its Node. Unset or empty: all namespaces.
     #[arg(long, env = "NPL_NAMESPACES", value_name = "LIST")]
     pub namespaces: Option<Namespaces>,
 
@@ -270,8 +270,8 @@ pub struct RunArgs {
     pub bpffs: PathBuf,
 
     /// Make room for this many TCP flows of each IP family (4096 to 8388608), half as many UDP flows and a sixteenth as
-    /// many SCTP associations. "auto" means about one flow for each 32 KiB of the machine's memory, at least 32768 and
-    /// at most 262144, or fewer with many CPUs. docs/reference/sizes.md lists the memory of the maps.
+    /// many SCTP associations. "auto" means about one TCP flow for each 32 KiB of the machine's memory, at least 32768
+    /// and at most 262144, or fewer with many CPUs. docs/reference/sizes.md lists the memory of the maps.
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 

@@ -7,9 +7,9 @@ const UNVERIFIED: &str = "the API server's certificate cannot be verified: check
      verifies no other signatures; the agent retries";
 
 /// The advice for an API server that ends the handshake before it sends a certificate.
-const NO_COMMON_ALGORITHM: &str = "the API server ends the TLS handshake, as if its certificate had an ECDSA P-521 key: use a certificate whose key is RSA, \
-     Ed25519, ECDSA P-256 or ECDSA P-384, since this agent supports no other keys, and TLS 1.2 or 1.3; the agent \
-     retries";
+const NO_COMMON_ALGORITHM: &str = "the API server ends the TLS handshake, as if its certificate had an ECDSA P-521 key: use a certificate with an RSA, \
+     Ed25519, ECDSA P-256 or ECDSA P-384 key, and permit TLS 1.2 or 1.3, since this agent supports no other keys and \
+     versions; the agent retries";
 
 /// Returns the advice if a connection failed because of the API server's certificate. `cause` is the text of the error's
 /// last cause. The text is compared, because the error's type belongs to a crate on which NPL does not depend directly.

@@ -177,9 +177,9 @@ impl<L: Layout> FlowTable<L> {
         tolerate_missing(self.map.remove(key)).map_err(DatapathError::map("write", self.name))
     }
 
-    /// Removes the entries that `is_expired` at a flow's key, its entry and whether the table is crowded. Adds the keys
-    /// of the removed entries to `removed`, also if the result is an error. Returns the number of entries before the
-    /// removal.
+    /// Removes the entries for which `is_expired` returns true. The arguments of `is_expired` are the flow's key, the
+    /// flow's entry, and whether the table is crowded. Adds the keys of the removed entries to `removed`, also if the
+    /// result is an error. Returns the number of entries before the removal.
     fn remove_expired(
         &mut self,
         is_expired: impl Fn(&L::FlowKey, &L::Flow, bool) -> bool,
@@ -396,7 +396,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             removed = removed.and(read.and_then(|()| stale.iter().try_for_each(|key| table.remove(key))));
             all.append(&mut stale);
         }
-        // The phase of these flows in the half-open cache changes even if a read or removal of a table has failed.
+        // The phase of these flows in the half-open cache changes even if reading a table or removing an entry has
+        // failed.
         self.end_words(&all, seed)?;
         removed.map(|()| all.len())
     }

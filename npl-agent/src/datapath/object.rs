@@ -73,11 +73,13 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
                 && info.value_size() == wanted.value_size()
         };
         let has_size = |info: &MapInfo| info.max_entries() == wanted_entries && info.map_flags() == wanted.map_flags();
-        // In earlier builds of this ABI version, one flow table contains the flows of all protocols. The agent moves this
-        // table, and later copies its entries to the table of their protocol.
+        // In earlier builds of this ABI version, one flow table contains the flows of all protocols. The agent moves
+        // this table, and later copies each entry to the table of the entry's protocol. If an agent was killed between
+        // these steps, the table that it moved still exists, and the pinned table is a new one.
+        let is_moved = pins.replaced_maps().join(name).exists();
         let has_all_protocols = match *name {
-            MAP_FLOW_V4 => !pins.map(MAP_UDP_FLOW_V4).exists(),
-            MAP_FLOW_V6 => !pins.map(MAP_UDP_FLOW_V6).exists(),
+            MAP_FLOW_V4 => !is_moved && !pins.map(MAP_UDP_FLOW_V4).exists(),
+            MAP_FLOW_V6 => !is_moved && !pins.map(MAP_UDP_FLOW_V6).exists(),
             _ => false,
         };
         match info.filter(has_layout) {

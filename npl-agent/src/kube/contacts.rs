@@ -61,8 +61,8 @@ impl WatchContacts {
     }
 
     /// Returns, for the output of commands, the time of the last answer and the current failure for every resource. If
-    /// a resource has several watches, the times of the watch that has been silent or failing for the longest time
-    /// count.
+    /// a resource has several watches, returns the oldest of the times of the last answers, and the failure that has
+    /// lasted longest.
     pub fn views(&self) -> Vec<WatchView> {
         let contacts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let view = |resource: WatchedResource| {

@@ -148,7 +148,8 @@ impl Recorder {
     }
 
     /// Creates the Event that reports `report`. If the Event already exists, because an earlier agent or the agent of
-    /// another Node has created it, increments the Event's count instead, unless an agent has just done so.
+    /// another Node has created it, increments the Event's count instead. The Event of a Service is not written if an
+    /// agent has written it in the last [`FRESH_MILLIS`].
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -201,8 +202,9 @@ impl Recorder {
     }
 }
 
-/// The time in milliseconds since `at`. Because the clocks of Nodes differ, the result is 0 if `at` is a little in the
-/// future; if the clock of the other Node is wrong by more than [`FRESH_MILLIS`], the Event counts as old.
+/// The time in milliseconds since `at`, a time of another Node's clock. The clocks of Nodes differ, so `at` may be in
+/// the future. The result is then 0; but if `at` is more than [`FRESH_MILLIS`] in the future, the clock is wrong, and
+/// the Event counts as old.
 fn age_millis(at: &MicroTime) -> u64 {
     let age = wall_clock().duration_since(at.0).as_millis();
     if age < -i128::from(FRESH_MILLIS) { u64::MAX } else { u64::try_from(age).unwrap_or_default() }

@@ -118,8 +118,8 @@ fn a_dead_connection_is_noticed_within_half_a_minute() {
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. The server's key does not belong to the certificate, since a
-/// client verifies the certificate first, or verifies nothing.
+/// Returns a TLS server that supports HTTP/1.1 and HTTP/2. The server's key does not belong to the certificate. The
+/// tests do not notice this, because their clients reject the certificate first, or verify nothing.
 pub(in crate::kube) fn tls(certificate: CertificateDer<'static>) -> TlsAcceptor {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new()).unwrap();
     let key = any_ecdsa_type(&PrivatePkcs8KeyDer::from(pkcs8.as_ref().to_vec()).into()).unwrap();

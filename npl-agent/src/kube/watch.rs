@@ -56,9 +56,9 @@ pub struct WatchedObjects {
 }
 
 /// Starts the watches of the Node, its Pods and the selected Services. Services have one watch for each selected
-/// namespace. Pods always have a single watch, because the API server sends only the Pods of this Node, and because
-/// host ports and addresses of Pods in other namespaces must not conflict with mappings. The watches run until the
-/// receiver of `changes` is dropped; a watch that ends earlier is a fatal error.
+/// namespace. Pods always have a single watch: the API server sends only the Pods of this Node, and mappings must not
+/// conflict with host ports and addresses of Pods in other namespaces. The watches run until the receiver of `changes`
+/// is dropped; a watch that ends earlier is a fatal error.
 pub(super) fn spawn(
     client: &Client,
     objects: &WatchedObjects,

@@ -39,8 +39,8 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
-    /// Creates the change for a complete list of one namespace, or of all if `namespace` is `None`. The receiver treats
-    /// the objects of the namespace that it knows, and that are not in the list, as deleted.
+    /// Creates the change for a complete list of one namespace, or of all namespaces if `namespace` is `None`. The
+    /// receiver treats known objects of the listed namespaces that are not in the list as deleted.
     fn listed(namespace: Option<&str>, all: Vec<Self::Model>) -> Self::Change;
     /// Creates the change for a new or changed object.
     fn applied(object: Self::Model) -> Self::Change;

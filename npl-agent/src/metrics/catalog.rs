@@ -100,7 +100,7 @@ meanings! {
     EVENT_OUTCOMES of EventOutcome {
         Created: "A new Event was created.",
         Repeated: "The count of an existing Event was incremented.",
-        Shared: "The agent of another Node has reported the same problem of a Service in the last 15 minutes.",
+        Shared: "An agent has written the same Event about a Service in the last 15 minutes, so this agent did not write the Event.",
         Gone: "The namespace is deleted or terminating.",
         Denied: "RBAC denies Events; apply `deploy/npl.yaml`.",
         Failed: "The request failed for another reason; the agent retries it.",

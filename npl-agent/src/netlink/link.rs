@@ -55,9 +55,9 @@ fn lower_device(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|it| if let LinkAttribute::Link(index) = it { Some(*index) } else { None })
 }
 
-/// Returns the ifindex of the master, such as a bond or a bridge, of a device that may lead out of the Node: of a physical
-/// device, or of a virtual device such as a VLAN, a macvlan or a bond. `None` if the device has no master, or if it is a
-/// virtual device of a kind that leads to Pods, virtual machines or other Nodes.
+/// Returns the ifindex of a device's master, such as a bond or a bridge, if the device may lead out of the Node: if it
+/// is a physical device, or a virtual device such as a VLAN, a macvlan or a bond. `None` if the device has no master,
+/// or if devices of its kind lead to Pods, virtual machines or other Nodes, or nowhere.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
     link.attributes

@@ -17,9 +17,9 @@ pub(super) fn body() -> String {
         "`--max-flows` (`config.maxFlows` in the chart) is the number of TCP connections of each IP family that a Node has room \
          for. With `auto`, the number depends on the memory of the machine; on machines with so many CPUs that the maps would \
          not fit into the container's default memory limit, the number is smaller.\n\n\
-         TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the others. The number \
-         applies to TCP; UDP has room for half as many flows, and SCTP for a sixteenth. Socket reverse NAT for local \
-         clients has room for an eighth as many entries, at least 16 384; each open socket of a local client uses two \
+         TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the others. `--max-flows` \
+         is the number for TCP; UDP has room for half as many flows, and SCTP for a sixteenth. Socket reverse NAT for \
+         local clients has room for an eighth as many entries, at least 16 384; each open socket of a local client uses two \
          entries.\n\n\
          The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
          The agent therefore adds the number of reserved elements to `max_entries` of these maps, so that the stated \

@@ -72,7 +72,7 @@ pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<(
 
 impl FragmentHeader {
     #[inline(always)]
-    const fn is_later(&self) -> bool {
+    const fn is_later(self) -> bool {
         self.offset & FRAGMENT_OFFSET_MASK != 0
     }
 }
@@ -142,7 +142,8 @@ extern "C" fn npl_ext_skip(skb: *mut __sk_buff, l4: u64, protocol: u32) -> u64 {
     end.0
 }
 
-/// Returns the fragment header at the offset `at`; 0, like an atomic fragment, if the packet ends before.
+/// Returns the fragment header at the offset `at`. If the packet ends before the end of the header, returns 0, which
+/// stands for an unfragmented packet.
 ///
 /// The function is exported for the same reason as [`npl_ext_skip`]; it is not inlined, because its callers have no free
 /// stack space.

@@ -78,8 +78,8 @@ fn handshake_index<F: Family>(key: u64) -> u32 {
     index_of::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// Removes the entry of a UDP or SCTP flow that is half-open without a handshake, if there is one. Returns whether there
-/// was one.
+/// Removes the entry of a UDP or SCTP flow that is half-open without a handshake. Returns whether the cache had such an
+/// entry.
 #[inline(never)]
 pub fn remove_datagram_flow<F: Family>(hash: u64) -> bool {
     // The look-up is inlined: the callers have no free stack space for two nested frames.

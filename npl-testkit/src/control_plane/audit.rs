@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::AGENT_USER;
 use crate::run::Run;
 
-/// The files of the audit policy and of the audit log. The API server writes an entry before it sends the answer.
+/// The files of the audit policy and of the audit log. The API server writes an entry before its response is complete.
 #[derive(Debug)]
 pub struct AuditLog {
     policy: PathBuf,
@@ -29,7 +29,7 @@ pub struct AuditedRequest {
 }
 
 impl AuditLog {
-    /// Writes a policy that logs each request of the agent once.
+    /// Writes a policy that logs each request of the agent once, and a watch twice: at its start and at its end.
     pub fn new(run: &Run) -> Result<Self> {
         let (policy, log) = (run.file("audit-policy.json"), run.file("audit.log"));
         let rules = json!([{"level": "Metadata", "users": [AGENT_USER]}, {"level": "None"}]);

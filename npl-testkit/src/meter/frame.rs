@@ -17,7 +17,8 @@ const UDP_HEADERS: usize = 14 + 20 + 8;
 /// fragments except the last one.
 const FRAGMENT_PAYLOAD: usize = 16;
 
-/// The content of an SCTP chunk, which fits into the generator's frames. The INIT of a real client is longer.
+/// The content of an SCTP chunk. It is shorter than that of a real client's INIT, so that the packet fits into
+/// [`FRAME_BYTES`].
 const CHUNK_CONTENT: [u8; 8] = [1; 8];
 
 /// A generated packet.
@@ -36,9 +37,10 @@ pub enum Segment {
     /// A TCP segment with the flags SYN and ACK.
     SynAck,
     /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets but the first: the
-    /// generator updates no CRC, and changes the word at which UDP has its checksum and SCTP half of the tag.
+    /// generator does not update the CRC, and it writes the UDP checksum's update to the same bytes of an SCTP packet,
+    /// which are half of the tag.
     SctpInit,
-    /// An SCTP packet with a DATA chunk, and with the CRC and tag of [`Self::SctpInit`].
+    /// An SCTP packet with a DATA chunk. As in [`Self::SctpInit`], CRC and tag are wrong in all packets but the first.
     SctpData,
     /// The first fragment of a UDP datagram whose other fragments never follow.
     FirstFragment,

@@ -21,7 +21,7 @@ pub mod sctp_chunks {
     pub const SHUTDOWN: u8 = 7;
     /// Response to SHUTDOWN.
     pub const SHUTDOWN_ACK: u8 = 8;
-    /// Reports an error, which does not end the association.
+    /// Reports an error that does not end the association.
     pub const ERROR: u8 = 9;
     /// Returns the state cookie to the server.
     pub const COOKIE_ECHO: u8 = 10;

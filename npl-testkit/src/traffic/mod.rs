@@ -32,14 +32,14 @@ pub fn request_limit() -> Duration {
 /// by then counts as lost.
 pub(crate) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
-/// The time limit for the reaction to a duplicate: a DSACK of TCP, or the response to a repeated UDP request. The peer
-/// sends both as soon as the duplicate arrives.
+/// The time limit for the reaction to a duplicate: the DSACK for a retransmitted segment, or the response to a repeated
+/// UDP request. The peer sends the reaction as soon as the duplicate arrives.
 const DUPLICATE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The time after which a client repeats a UDP request, longer on slow machines.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// A response to a UDP request, which may have been repeated because a datagram was lost.
+/// A response to a UDP request. The client repeats the request while no response arrives in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpAnswer {
     /// The server's response.
@@ -109,7 +109,8 @@ pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: U
         socket.send(question).with_context(|| format!("send a datagram to {server}"))?;
         if let Some(answer) = udp_receive(&socket, question, poll::extended(RETRY_AFTER))? {
             let took = start.elapsed();
-            // The server answers each request that arrives, so further responses follow unless one was lost.
+            // The server answers each request that arrives, so one response follows for each repetition, unless a
+            // request or a response was lost.
             let mut answered = 1;
             while answered < attempts && udp_receive(&socket, question, poll::extended(DUPLICATE_LIMIT))?.is_some() {
                 answered += 1;

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 
-/// The time by which the agent may end a drain or a quarantine too early.
+/// Tolerance: a drain or a quarantine may end earlier by this time.
 const ROUNDED: Duration = Duration::from_millis(100);
 
 #[test]
@@ -47,7 +47,8 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     let mut world = World::new();
     world.create_node();
     let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61001").unwrap()).unwrap();
-    // During each of the two times, the client must send at least one request, also on a slow machine.
+    // The drain and the quarantine are longer on a slow machine, because the client must send at least one request
+    // during each of them.
     let [drain, quarantine] = [4, 8].map(|seconds| poll::extended(Duration::from_secs(seconds)).as_secs());
     let (drained_after, reused_after) = (Duration::from_secs(drain), Duration::from_secs(drain + quarantine));
     let [drain, quarantine] = [drain, quarantine].map(|seconds| format!("{seconds}s"));

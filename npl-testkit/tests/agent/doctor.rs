@@ -118,7 +118,8 @@ fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
     let map = MapData::from_pin(world.pins().join(names::MAP_MAPPING_V4)).and_then(Map::from_map_data).unwrap();
     let mut mappings: HashMap<MapData, Frontend, BackendV4> = map.try_into().unwrap();
     let (key, value) = mappings.iter().next().unwrap().unwrap();
-    // A change by hand leaves the program's cached copy of the mapping valid, so the test clears this copy.
+    // Unlike a change by the agent, a change of the map by the test leaves the copy of the mapping in the lookup cache
+    // valid, so the test clears this copy.
     let map = MapData::from_pin(world.pins().join(names::MAP_LOOKUP_CACHE_V4)).and_then(Map::from_map_data).unwrap();
     let mut cache: Array<MapData, CachedMappingV4> = map.try_into().unwrap();
     let mut forget_copy = || cache.set(lookup_cache::slot(key), CachedMappingV4::NONE, 0).unwrap();
@@ -129,7 +130,7 @@ fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
         let client = &world.topology.client().netns;
         traffic::request(client, entry.protocol, entry.address(), "who?").is_ok()
     };
-    assert!(!is_answered(), "a node port is served that doctor reports as not mapped");
+    assert!(!is_answered(), "a node port is served although doctor reports that it is not mapped");
     assert_reported(&world, "annotations", "failed", "reach no Pod");
     let missing = finding(&world, "annotations").found;
     assert!(missing.contains("shop/web-0") && missing.contains("the kernel has no mapping"), "{missing}");
@@ -137,7 +138,7 @@ fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
     forget_copy();
     let wrong = finding(&world, "annotations").found;
     assert!(wrong.contains(&format!("port {}", value.pod_port + 1)), "{wrong}");
-    assert!(!is_answered(), "a node port leads to a Pod port on which no server listens, and is answered");
+    assert!(!is_answered(), "a request is answered although its node port leads to a Pod port without a server");
     mappings.insert(key, value, 0).unwrap();
     forget_copy();
     assert_ok(&world, "annotations", "match the kernel's mappings");
@@ -181,7 +182,7 @@ fn the_datapath_is_checked_with_and_without_a_running_agent() {
     assert!(!findings(&world).0, "doctor succeeds although no remote client is served");
 }
 
-/// The rule of the AWS VPC CNI that restores the mark of a connection on the Pod's packets.
+/// A rule like that of the AWS VPC CNI: it copies the mark of a connection to the Pod's packets.
 const RESTORE_MARK: &str = "
 table ip npl_test {
   chain prerouting {
@@ -190,7 +191,7 @@ table ip npl_test {
   }
 }";
 
-/// The Pod's routing table leads to the network of the second client, which drops the replies to the first client.
+/// The Pod's routing table leads to the second client. This client drops the replies to the first client.
 #[test]
 fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     let key = "reply_routes";
@@ -208,19 +209,20 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     node.ip("route add default via 203.0.113.2 dev eth1 table 100").unwrap();
     node.ip(&format!("rule add from {pod} lookup 100 priority 1536")).unwrap();
     assert_reported(&world, key, "warning", "docs/troubleshoot.md");
-    assert!(!is_served(&world), "doctor reports replies that arrive");
+    assert!(!is_served(&world), "doctor reports that replies are misrouted, but they arrive");
     node.nft(RESTORE_MARK).unwrap();
     node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
     world.wait_for_log("marks connections to mappings");
     assert_ok(&world, key, "nftables table inet npl marks connections to the mappings of these Pods");
     assert!(is_served(&world), "replies are lost although doctor reports no problem");
 
-    // The kernel looks up the route of a request's source without the mark, so strict filtering drops the request.
+    // The strict reverse path filter looks up the route from the Pod to the client without the mark. This route leads
+    // through another device than the one on which the request arrived, so the filter drops the request.
     assert_ok(&world, "rp_filter", "off on eth0");
     node.sysctl("net/ipv4/conf/eth0/rp_filter", "1").unwrap();
     assert_reported(&world, "rp_filter", "warning", "set rp_filter to 2");
     assert_ok(&world, key, "marks connections");
-    assert!(!is_served(&world), "doctor reports requests that arrive as dropped");
+    assert!(!is_served(&world), "doctor reports that requests are dropped, but they arrive");
     node.sysctl("net/ipv4/conf/eth0/rp_filter", "2").unwrap();
     assert_ok(&world, "rp_filter", "loose on eth0");
     assert!(is_served(&world), "requests are lost although doctor reports no problem");
@@ -228,7 +230,7 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     world.agent().kill().unwrap();
     node.nft("delete table inet npl").unwrap();
     assert_reported(&world, key, "warning", "--nft-guard");
-    assert!(!is_served(&world), "doctor reports replies that arrive");
+    assert!(!is_served(&world), "doctor reports that replies are misrouted, but they arrive");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the doctor's findings about the agent, its programs and its environment agree with the traffic: each test
-//! breaks one part, compares the finding with requests of clients, and repairs the part.
+//! Tests that the doctor's findings about the agent, its programs and its environment agree with the traffic. Most
+//! tests break one part, compare the finding with requests of clients, and repair the part.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -67,14 +67,14 @@ fn doctor_reports_a_program_ahead_of_npls_while_requests_are_lost() {
     }
 }
 
-/// The directory of the links that attach the programs to devices and cgroups.
+/// Returns the pins of the links that attach the programs to devices and cgroups.
 fn links(world: &World) -> Vec<std::path::PathBuf> {
     let folder = world.pins().join(names::LINK_DIR);
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Each direction is necessary: without the program at ingress, no request reaches the Pod, and without the program at
-/// egress, the client gets replies from the Pod's address.
+/// Each program is necessary: without the ingress program, no request reaches the Pod; without the egress program, the
+/// replies have the Pod's address as source, and the client's kernel rejects them.
 #[test]
 fn doctor_reports_programs_that_are_detached_while_requests_are_lost() {
     let mut world = served_world(&[]);
@@ -106,7 +106,7 @@ fn doctor_reports_an_address_that_is_not_served_until_the_agent_serves_it() {
     world.topology.node().ip("addr add 192.0.2.77/32 dev eth0").unwrap();
     assert_reported(&world, "addresses", "warning", "start the agent");
     assert_reported(&world, "agent", "warning", "are not applied");
-    assert!(!is_answered(&world), "an address is served that doctor reports");
+    assert!(!is_answered(&world), "an address is served although doctor reports that it is not");
     world.assert_served("web-0");
 
     world.agent().restart().unwrap();
@@ -128,7 +128,8 @@ impl Idle {
         Self { client, pod }
     }
 
-    /// Removes the entries of kernel conntrack. Then the Pod sends first. Returns whether the client receives the data.
+    /// Removes the entries of kernel conntrack, and sends data of the Pod. Returns whether the client receives the
+    /// data.
     fn survives_lost_conntrack(mut self, world: &World) -> bool {
         world.topology.node().forget_connections().unwrap();
         self.pod.write_all(b"!").unwrap();
@@ -157,7 +158,7 @@ fn doctor_reports_a_missing_guard_while_idle_connections_are_masqueraded() {
     world.topology.node().nft("delete table inet npl").unwrap();
     assert_reported(&world, "nft_guard", "warning", "check the flag --nft-guard");
     let idle = Idle::open(&world, &listener, server);
-    assert!(!idle.survives_lost_conntrack(&world), "doctor reports a missing guard that is not needed");
+    assert!(!idle.survives_lost_conntrack(&world), "doctor reports a missing guard, but the connection survives");
 
     world.agent().restart().unwrap();
     wait_for_state(&world, "nft_guard", "ok");
@@ -220,7 +221,8 @@ fn doctor_reports_an_agent_that_no_admission_policy_confines_while_requests_are_
     world.assert_served("web-0");
 }
 
-/// Runs a subcommand of the agent with the capabilities of root except these.
+/// Returns the command that runs a subcommand of the agent with all capabilities of root except `capabilities`. Each
+/// name in this list has a leading `-`.
 fn without(world: &World, capabilities: &str, arguments: &[&str]) -> Command {
     let options = world.agent_options(&[]);
     let mut command = world.topology.node().command("setpriv").unwrap();
@@ -230,8 +232,8 @@ fn without(world: &World, capabilities: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Whether an agent with the rights of the doctor serves a Pod is decided by the agent's start: it refuses to start
-/// without a capability that doctor reports as missing.
+/// Without these capabilities, no agent can serve a Pod, so the test compares the findings with the start of an agent
+/// instead of requests: an agent refuses to start without a capability that doctor reports as missing.
 #[test]
 fn doctor_reports_a_missing_capability_and_a_missing_bpffs_without_which_no_agent_starts() {
     let world = World::new();

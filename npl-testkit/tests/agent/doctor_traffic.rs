@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the doctor's findings agree with the traffic. Each case changes one setting of the Node, compares the
-//! doctor's findings with requests of clients, and undoes the change.
+//! Tests that the doctor's findings agree with the traffic. Each case changes settings of the Node, compares the
+//! doctor's findings with requests of clients, and undoes the changes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,7 +27,7 @@ enum Step {
 
 use Step::{Ip, Nft, Sysctl};
 
-/// The requests that the Pod answers. The first argument is the number of the client, from 0.
+/// Whether the Pod answers the requests of a client to an entry. The first argument is the index of the client.
 type Answered = fn(usize, &Entry) -> bool;
 
 /// A change of the Node, and its effect.
@@ -36,8 +36,8 @@ struct Case {
     name: &'static str,
     changes: Vec<Step>,
     undo: Vec<Step>,
-    /// The keys of the checks whose states differ from their states without the change. Each key has the new state, and
-    /// words of the finding or of its advice.
+    /// The checks whose states change: for each check, its key, the new state, and words of the finding or of its
+    /// advice.
     findings: Vec<(&'static str, &'static str, &'static str)>,
     answered: Answered,
 }
@@ -61,8 +61,8 @@ fn states(world: &World) -> BTreeMap<String, (String, String)> {
     all.as_array().unwrap().iter().filter(|row| row["key"] != "admission_policy").map(of_row).collect()
 }
 
-/// Sends a request of each client to each entry at the same time. Returns the errors of the requests whose outcome
-/// differs from `answered`.
+/// Sends a request of each client to each entry, all at the same time. Returns a description of each request whose
+/// outcome differs from `answered`.
 fn wrong_outcomes(world: &World, entries: &[Entry], answered: Answered) -> Vec<String> {
     let ask = |number: usize, entry: &Entry| {
         let from = &world.topology.clients()[number].netns;
@@ -90,7 +90,7 @@ impl Step {
     }
 }
 
-/// Runs the cases, and fails with a list of everything that differs from a case.
+/// Runs all cases, and then fails with a list of all findings and requests that differ from the expected ones.
 fn check(world: &World, entries: &[Entry], cases: &[Case]) {
     let mut wrong = Vec::new();
     let before = states(world);
@@ -109,7 +109,7 @@ fn check(world: &World, entries: &[Entry], cases: &[Case]) {
             .collect();
         let expected: BTreeMap<&str, &str> = findings.iter().map(|(key, state, _)| (*key, *state)).collect();
         if changed != expected {
-            wrong.push(format!("{name}: the checks {changed:?} changed in place of {expected:?}"));
+            wrong.push(format!("{name}: the states {changed:?} are new instead of {expected:?}"));
         }
         for (key, _, words) in findings {
             let text = &after[*key].1;
@@ -129,8 +129,8 @@ fn check(world: &World, entries: &[Entry], cases: &[Case]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Creates a dual-stack Node with two uplinks, two clients and one Pod, whose device on the Node is `npl1`. Returns the
-/// four entries of the Pod.
+/// Creates a dual-stack Node with two uplinks, two clients and one Pod. The Node's end of the Pod's veth pair is
+/// `npl1`. Returns the four entries of the Pod.
 fn dual_stack_world(flags: &[&str]) -> (World, Vec<Entry>) {
     let mut world = World::with_clients(2);
     let node = world.topology.node();
@@ -164,7 +164,8 @@ const SECOND_UPLINK: &str = "net/ipv4/conf/eth1/forwarding";
 const POD: &str = "net/ipv4/conf/npl1/forwarding";
 const V6_FORWARDING: &str = "net/ipv6/conf/all/forwarding";
 
-/// The three cases of openshift/openshift-docs#83087 and systemd/systemd#33414, and the same for IPv6.
+/// Cases of IPv4 forwarding as in openshift/openshift-docs#83087 and systemd/systemd#33414, and cases of IPv6
+/// forwarding.
 fn forwarding_cases() -> Vec<Case> {
     vec![
         case(
@@ -230,7 +231,7 @@ const FORCE_UPLINK: &str = "net/ipv6/conf/eth0/force_forwarding";
 const FORCE_SECOND_UPLINK: &str = "net/ipv6/conf/eth1/force_forwarding";
 const FORCE_POD: &str = "net/ipv6/conf/npl1/force_forwarding";
 
-/// The settings that Linux 6.17 has added.
+/// Cases of the sysctl `force_forwarding`, which Linux 6.17 introduced for IPv6.
 fn forced_forwarding_cases() -> Vec<Case> {
     let undo = || {
         vec![
@@ -259,7 +260,7 @@ fn forced_forwarding_cases() -> Vec<Case> {
     ]
 }
 
-/// A node port is answered exactly by the clients, and in the IP families, that the doctor does not report.
+/// Requests are answered exactly for the clients and IP families for which doctor reports no problem.
 #[test]
 fn doctor_reports_forwarding_that_is_off_if_and_only_if_requests_are_lost() {
     let (world, entries) = dual_stack_world(&[]);
@@ -278,7 +279,8 @@ table inet npl_test {
     ct state established,related accept
   }
 }";
-/// The forward chain of firewalld: packets that kernel conntrack has translated are accepted, all other ones rejected.
+/// The forward chain of firewalld: of the new connections from an uplink, those that kernel conntrack has translated
+/// are accepted, and all others are rejected.
 const FIREWALLD: &str = "
 table inet npl_test {
   chain filter_FORWARD {
@@ -349,7 +351,7 @@ table ip6 npl_test {
     type filter hook forward priority filter; policy drop;
   }
 }";
-/// An accepted packet still passes the base chains of a higher priority number.
+/// A packet that the first base chain accepts still traverses the second one, which has a higher priority number.
 const DROP_AFTER_ACCEPT: &str = "
 table inet npl_test {
   chain first {
@@ -414,7 +416,7 @@ fn doctor_reports_a_forward_chain_if_and_only_if_it_drops_requests_or_replies() 
 }
 
 const STRICT: &str = "net/ipv4/conf/eth0/rp_filter";
-/// The Pod gets a routing table of its own, which leads to the second client's network.
+/// The Pod gets a routing table of its own. The table leads to the second client.
 const POD_RULE: &str = "rule add from 10.244.0.1 lookup 100 priority 1536\n\
                         route add default via 203.0.113.2 dev eth1 table 100";
 const NO_POD_RULE: &str = "rule del priority 1536\nroute flush table 100";
@@ -429,7 +431,7 @@ fn routing_cases() -> Vec<Case> {
             ALL_BUT_V4_OF_FIRST,
         ),
         case(
-            "a rule for the device of the Pod leads to the uplink of the main table only",
+            "a rule for the device of the Pod leads to the first uplink only",
             vec![Ip("route add default via 192.0.2.1 dev eth0 table 101\nrule add iif npl1 lookup 101 priority 100")],
             vec![Ip("rule del priority 100\nroute flush table 101")],
             vec![("incoming_rules", "warning", "iif npl1 lookup 101")],

@@ -167,11 +167,11 @@ fn an_expired_watch_restarts_from_a_list() {
     bystander.end(&world);
 }
 
-/// The number of writes between the backup and its restoration. Without them, the restored store would soon reach the
-/// revision at which the agent's watches ended.
+/// The number of writes between the backup and its restoration. Without these writes, the revision of the restored
+/// store would soon reach the revision at which the agent's watches ended.
 const WRITES: usize = 250;
-/// The time within which an agent follows a restored store, extended on slow machines: its back-off is at most ten
-/// seconds, and two attempts may fail.
+/// The time within which an agent follows a restored store, extended on slow machines: the agent's back-off is at most
+/// ten seconds, and two attempts may fail.
 const RESTORED_WITHIN: Duration = Duration::from_secs(40);
 
 #[test]
@@ -184,7 +184,8 @@ fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
     let address_of =
         |world: &World, name: &str| world.topology.pods().iter().find(|pod| pod.name == name).unwrap().ip().to_string();
     world.plane.back_up_etcd().unwrap();
-    // The network of `a` stays, because `a` exists again after the restoration.
+    // Only the object of `a` is deleted. The Pod's network and server stay, because `a` exists again after the
+    // restoration.
     world.cluster.delete_pod(NAMESPACE, "a").unwrap();
     world.wait_for_kernel_mappings(0);
     world.create_pod("b");
@@ -204,7 +205,7 @@ fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
     assert!(waited.is_ok(), "{waited:?}: {:?}; {a} is restored, and {b} is not", mapped(&world));
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
     world.assert_served("a");
-    // The node port of `b` is refused, unless it is now a node port of `a`.
+    // `b` must not answer at its node port: the connection fails, unless the node port now belongs to `a`.
     let answer = traffic::tcp_request(&world.topology.client().netns, lost, "who?");
     assert!(answer.as_ref().is_ok_and(|answer| answer.pod == "a") || answer.is_err(), "{answer:?}");
     world.create_pod("c");

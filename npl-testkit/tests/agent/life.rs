@@ -114,8 +114,9 @@ fn a_closed_pod_port_refuses_the_client_as_without_translation() {
     assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
 }
 
-/// After a reboot of the Node, the API server has the addresses of the Pods' previous sandboxes until the kubelet has
-/// created new ones, which may have other addresses: here, both Pods swap theirs.
+/// After a reboot of the Node, the status of each Pod contains the address of its previous sandbox until the kubelet
+/// has created a new sandbox. The new sandbox may have another address. In this test, the two Pods swap their
+/// addresses.
 #[test]
 fn after_a_reboot_the_outdated_address_of_a_pod_is_not_mapped_until_the_pod_has_a_sandbox() {
     let mut world = World::with_agent(&["--drain", "1s", "--quarantine", "1s"]);
@@ -126,7 +127,8 @@ fn after_a_reboot_the_outdated_address_of_a_pod_is_not_mapped_until_the_pod_has_
         world.create_pod(pod);
         world.assert_served(pod);
     }
-    // The kernel's state is lost, and the servers of the new sandboxes listen at each other's previous address.
+    // The reboot loses the kernel's state. In the new sandboxes, each Pod's server listens at the other Pod's previous
+    // address.
     world.agent().kill().unwrap();
     world.agent_options(&[]).command(&["cleanup"]).unwrap();
     world.servers.clear();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests networks of Nodes that differ from one uplink with the Node's address and the default route: bridges with a physical port, a second address with a routing table of its own, and Pods on the Node's own
-//! network. Each test sends requests of clients, and compares them with the annotation and with `doctor`.
+//! Tests Nodes whose network differs from a single uplink with the Node's address and the default route: bridges with a
+//! physical port, a second address with a routing table of its own, and Pods on the Node's own network. Each test
+//! compares the outcome of clients' requests with the annotation or with the doctor's findings.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -27,7 +28,7 @@ fn wait_for_state(world: &World, key: &str, state: &str) {
     assert!(waited.is_ok(), "{waited:?}: {} {}", last.state, last.found);
 }
 
-/// The Pod's own network device is a macvlan device on the Node's uplink.
+/// The address of a Pod whose only network device is a macvlan device on the Node's uplink.
 const MACVLAN_POD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 77);
 
 /// Creates a running Pod whose macvlan device is on the Node's uplink.
@@ -49,7 +50,7 @@ fn create_macvlan_pod(world: &mut World, name: &str) -> Netns {
     pod
 }
 
-/// The case of spidernet-io/spiderpool#2039. The client reaches the Pod at the Pod's own address only.
+/// The case of spidernet-io/spiderpool#2039. Clients reach this Pod only at the Pod's own address.
 #[test]
 fn a_macvlan_pod_on_the_uplink_is_not_published_and_has_an_event() {
     let mut world = World::with_agent(&["--resync", "1s"]);
@@ -67,7 +68,8 @@ fn a_macvlan_pod_on_the_uplink_is_not_published_and_has_an_event() {
     assert_reported(&world, "node_network", "warning", "the Pods' own addresses");
     assert!(finding(&world, "node_network").found.contains("shop/web-mac"));
 
-    // With a macvlan device of its own, the Node reaches the Pod, and the Pod still answers clients past the Node.
+    // With a macvlan device of its own, the Node reaches the Pod, but the Pod's replies to clients still bypass the
+    // Node.
     let shim = "link add shim link eth0 type macvlan mode bridge\n\
                 addr add 192.0.2.11/32 dev shim\n\
                 link set shim up\n\
@@ -86,8 +88,8 @@ fn a_macvlan_pod_on_the_uplink_is_not_published_and_has_an_event() {
 }
 
 /// The case of kubernetes/kubernetes#101910: a rule gives the Node's second address a routing table of its own. The
-/// client is beyond the network of the second uplink, so replies by the main table leave through the first uplink,
-/// where the first client drops them, as the network of a provider does.
+/// client is beyond the network of the second uplink, so the main table routes the replies through the first uplink.
+/// There, the first client drops the replies, as the network of a provider does.
 #[test]
 fn replies_of_a_second_address_with_its_own_table_are_lost_as_doctor_reports_and_answered_with_redirect() {
     const SECOND: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
@@ -106,7 +108,7 @@ fn replies_of_a_second_address_with_its_own_table_are_lost_as_doctor_reports_and
     assert_eq!(server.ip(), IpAddr::from(SECOND));
     let is_served = || traffic::tcp_request(&client, server, "who?").is_ok();
     assert_reported(&world, "reply_routes", "warning", "set --forwarding redirect");
-    assert!(!is_served(), "doctor reports replies that arrive");
+    assert!(!is_served(), "doctor reports that replies are misrouted, but they arrive");
 
     world.agent().kill().unwrap();
     world.start_agent(&["--forwarding", "redirect"]);
@@ -116,14 +118,14 @@ fn replies_of_a_second_address_with_its_own_table_are_lost_as_doctor_reports_and
     world.agent().kill().unwrap();
     world.start_agent(&[]);
     wait_for_state(&world, "reply_routes", "warning");
-    assert!(!is_served(), "doctor reports replies that arrive");
+    assert!(!is_served(), "doctor reports that replies are misrouted, but they arrive");
     world.topology.node().ip("route replace default via 203.0.113.2 dev eth1").unwrap();
     wait_for_state(&world, "reply_routes", "ok");
     poll::until("the answer by the main table", LIMIT, || is_served().then_some(())).unwrap();
 }
 
-/// A bridge as of `OpenStack` or libvirt: it has an address, and a port that leads out of the Node, here a macvlan device
-/// in place of the VLAN or bond of a real Node.
+/// A bridge like those of `OpenStack` and libvirt. The bridge has an address and a port that leads out of the Node. In
+/// this test, the port is a macvlan device instead of the VLAN device or bond of a real Node.
 const BRIDGE: &str = "addr flush dev eth1 scope global\n\
                       link add port1 link eth1 type macvlan mode passthru\n\
                       link add br-ex type bridge\n\
@@ -136,7 +138,8 @@ const BRIDGE: &str = "addr flush dev eth1 scope global\n\
 fn a_bridge_with_an_address_and_a_port_that_leaves_the_node_is_an_uplink() {
     let mut world = World::with_clients(2);
     world.topology.node().ip(BRIDGE).unwrap();
-    // The bridge of a CNI has an address and a Pod's veth device as its port. It is no uplink.
+    // A bridge like that of a CNI: its only port is a Pod's veth device. The agent must not choose this bridge as an
+    // uplink, although the bridge has an address.
     let of_pods = "link add cni0 type bridge\n\
                    addr add 10.88.0.1/24 dev cni0\n\
                    link add vethpod type veth peer name vethpod-end\n\

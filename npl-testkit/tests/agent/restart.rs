@@ -75,7 +75,7 @@ fn programs(world: &World) -> BTreeMap<String, u32> {
 fn a_restarted_agent_loads_no_program() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
     let before = programs(&world);
-    assert_eq!(before.len(), 4 + SOCKET_PROGRAMS.len(), "device programs and socket programs: {before:?}");
+    assert_eq!(before.len(), 6 + SOCKET_PROGRAMS.len(), "device programs and socket programs: {before:?}");
     world.agent().kill().unwrap();
     world.agent().restart().unwrap();
     world.assert_served("web-0");

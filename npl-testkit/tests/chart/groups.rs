@@ -107,7 +107,7 @@ fn every_node_runs_exactly_one_agent_whatever_its_labels_are() {
     }
 }
 
-/// The DaemonSets tolerate every taint, so the taints of virtual Nodes do not keep their Pods away.
+/// The DaemonSets tolerate every taint, so only the node affinity keeps their Pods off virtual Nodes.
 #[test]
 fn virtual_nodes_run_no_agent() {
     for objects in [rendered(&[]), with_groups(&[]), rendered(&[("cleanup.enabled", "true")])] {

@@ -52,7 +52,7 @@ pub(crate) struct FlowEntry {
     pub(crate) state: FlowState,
 }
 
-/// The flow table, the half-open cache, the fragment tracking records and the host connection records of one family.
+/// The flow tables, the half-open cache, the fragment tracking records and the host connection records of one family.
 struct FlowMaps<K, V> {
     /// The flow tables, in the order of [`Protocol::ALL`].
     flows: [HashMap<MapData, K, V>; 3],
@@ -217,8 +217,8 @@ impl Lab {
         self.run_counted(frame, |lab, options| lab.program(program).test_run(options))
     }
 
-    /// Runs a program on a frame, and returns its verdict and the output frame. For tests of many packets: the counters
-    /// are not read, which takes longer than the run itself.
+    /// Runs a program on a frame, and returns the verdict and the output frame. Tests of many packets use this
+    /// function, because reading the counters takes longer than the run itself.
     pub(crate) fn run_uncounted(&mut self, program: &'static str, frame: &[u8]) -> (i32, Vec<u8>) {
         output(frame, |options| self.program(program).test_run(options))
     }
@@ -428,7 +428,7 @@ impl Lab {
     }
 }
 
-/// Runs a program on a frame by `run`, and returns its verdict and the output frame.
+/// Calls `run`, which runs a program on a frame. Returns the program's verdict and the output frame.
 fn output(frame: &[u8], run: impl FnOnce(TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>) -> (i32, Vec<u8>) {
     let mut output = vec![0; OUTPUT_BYTES];
     let mut options = TestRunOptions::new();

@@ -2,7 +2,19 @@
 //! Tests that the verifier accepts the programs. The verifier's decision depends only on the kernel and on the loader's
 //! capabilities.
 
+use std::path::Path;
+
+use aya::programs::ProgramInfo;
+use npl_agent::datapath::Pins;
+
+use crate::bpffs_pool::BPFFS;
 use crate::lab::{Lab, needs_perfmon, with_lab, with_loader_lab};
+
+/// The largest number of instructions of a program that the verifier may visit. A verifier gives up after a million.
+/// The limits are much lower, because kernels differ: of a program that Linux 5.10 refused, Linux 6.18 had visited
+/// 258 000 instructions with `CAP_PERFMON`. Without this capability, the verifier also visits speculative paths.
+const MAX_VISITED: u32 = 250_000;
+const MAX_VISITED_SPECULATIVELY: u32 = 500_000;
 
 /// This test and the next one load all programs, including the tail-called programs. On some emulated kernels, only
 /// these two tests are run.
@@ -26,4 +38,13 @@ fn every_program_loads_with_the_loaders_capabilities() {
 fn assert_all_load(lab: &mut Lab) {
     let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
     assert!(refused.is_empty(), "{refused:?}");
+    let limit = if lab.datapath.hooks.are_unmitigated() { MAX_VISITED } else { MAX_VISITED_SPECULATIVELY };
+    let pins = Pins::new(Path::new(BPFFS));
+    for build in pins.builds().unwrap() {
+        for name in pins.program_names(&build).unwrap() {
+            // Kernels before Linux 5.16 do not report the number.
+            let visited = ProgramInfo::from_pin(pins.program(&build, &name)).unwrap().verified_instruction_count();
+            assert!(visited.is_none_or(|visited| visited <= limit), "{name}: {visited:?} visited instructions");
+        }
+    }
 }

@@ -171,16 +171,16 @@ impl Suite<'_> {
     }
 }
 
-/// Whether the guest runs that sets its clock. This guest starts API servers, which takes up to 15 minutes, so it runs
-/// only if the user names kernels or a step.
+/// Whether a guest runs the agent's tests that need a machine of their own. This guest starts API servers, which takes
+/// up to 15 minutes, so the guest runs only without a filter, and only if the user names kernels or a step.
 fn are_clock_tests_chosen(options: &Options) -> bool {
     let are_kernels_named = options.kernels.is_some() && !options.emulated_kernels().is_empty();
     options.filter().is_none() && (are_kernels_named || options.step.is_some())
 }
 
 /// Returns, for each guest that runs the binary of the packet tests: the kernel, the part of the step's name that names
-/// the guest's tests, and the arguments of the binary. Guests under the kernels of `--load-kernels` only load the kernel
-/// programs, also if no packet tests run.
+/// the guest's tests, and the arguments of the binary. A kernel of `--load-kernels` under which no packet tests run has
+/// a guest that only loads the kernel programs.
 fn packet_scopes(options: &Options) -> Vec<(Kernel, &'static str, Vec<&str>)> {
     let packets = options.emulated_kernels().into_iter().enumerate().flat_map(|(number, kernel)| {
         let is_brief = options.kernels.is_none() || number > 0;

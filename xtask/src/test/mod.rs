@@ -70,7 +70,7 @@ impl Options {
     }
 
     /// The kernels under which tests only load the kernel programs by emulation: the kernels of `--load-kernels`,
-    /// except those under which packet tests run. With a filter, no tests only load the programs.
+    /// except those under which packet tests run. With a filter, there are no such kernels.
     fn loading_kernels(&self) -> Vec<Kernel> {
         if self.filter().is_some() {
             return Vec::new();
@@ -79,7 +79,7 @@ impl Options {
         self.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !packets.contains(kernel)).collect()
     }
 
-    /// The newest of the kernels that tests run under by emulation.
+    /// The newest kernel under which tests run by emulation; `None` if no tests run by emulation.
     fn newest_kernel(&self) -> Option<Kernel> {
         let kernels = self.emulated_kernels().into_iter().chain(self.loading_kernels());
         kernels.max_by_key(|kernel| kernel.age_rank())

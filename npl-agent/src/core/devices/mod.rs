@@ -189,7 +189,8 @@ pub enum UplinkReason {
     /// A route with a gateway leaves through the device. The device has no address, or is one end of a veth pair whose
     /// other end is in another network namespace.
     HasGatewayRoute,
-    /// The device is a bridge with an address and a physical port: clients may be reachable through that port.
+    /// The device is a bridge with an address, and with a port that may lead out of the Node
+    /// ([`LinkFacts::has_physical_port`]): clients may be reachable through that port.
     BridgesPhysicalPort,
     /// The device is a tunnel, through which replies to Pods of other Nodes leave.
     IsTunnel,
@@ -229,7 +230,7 @@ impl UplinkReason {
             Self::HasNodeAddress => "has a Node address",
             Self::HasDefaultRoute => "has a default route",
             Self::HasGatewayRoute => "a route with a gateway leaves through the device",
-            Self::BridgesPhysicalPort => "bridge with an address and a physical port",
+            Self::BridgesPhysicalPort => "bridge with an address and a port that may lead out of the Node",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
             Self::Kept => "attached by an earlier agent; kept until the Node's addresses are known",

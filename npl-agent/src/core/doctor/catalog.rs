@@ -182,10 +182,10 @@ checks! {
         effect "Requests or replies are dropped, except with `--forwarding redirect`.",
         action "[Allow forwarded connections](../troubleshoot.md#a-firewall-drops-forwarded-connections).";
     rp_filter: "Does reverse path filtering accept requests to mapped Pods?"
-        Ok "Reverse path filtering drops no requests to mapped Pods. The finding reports strict, loose or off for each uplink.",
+        Ok "No uplink has strict filtering, or no mapped Pod has its own routing table whose default route leads through another uplink. The finding reports strict, loose or off for each uplink.",
         Warning "Reverse path filtering is strict on an uplink, and a policy routing rule gives a mapped Pod a routing table whose default route leads through another uplink.",
         Unknown UNREADABLE_SYSCTL;
-        effect "Requests to these Pods that arrive on the uplink are dropped. Requests to other Pods are not affected.",
+        effect "Requests to these Pods that arrive on the uplink are dropped. Requests to other Pods are dropped only if the main table's route to the client leads through another uplink.",
         action "For Pods with their own routing table, set `rp_filter` to loose (2) on the uplink, or use `--forwarding redirect`.";
     conntrack_liberal: "Does kernel conntrack accept out-of-window packets, as `--forwarding offload` requires?"
         Ok "`nf_conntrack_tcp_be_liberal` is 1, or kernel conntrack is not loaded.",
@@ -225,7 +225,7 @@ checks! {
         action "[Replies leave through another interface](../troubleshoot.md#replies-leave-through-another-interface). For an address of the Node, set `--forwarding redirect`, or publish an address of the main table's uplink with `--node-ip`.";
     incoming_rules: "Do policy routing rules for devices of Pods send replies elsewhere?"
         Ok "No rule for the device of a mapped Pod selects a table that leads replies to another uplink than the main table. Tables without routes have no effect.",
-        Warning "A policy rule `iif DEVICE lookup TABLE` of a mapped Pod's device leads to another uplink than the main table, or its table has no route through one of the uplinks (security groups for Pods of the AWS VPC CNI, strict mode).",
+        Warning "A policy rule `iif DEVICE lookup TABLE` of a mapped Pod's device leads to another uplink than the main table, or TABLE has routes, but lacks a route through one or more of the uplinks (security groups for Pods of the AWS VPC CNI, strict mode).",
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies follow the rule's table and may be lost.",
         action "Let the CNI route these Pods by the main table (AWS VPC CNI: `POD_SECURITY_GROUP_ENFORCING_MODE=standard`), or do not use node ports for these Pods: use a load balancer that sends to the Pods' own addresses.";

@@ -2,16 +2,16 @@
 //! Checks whether nftables chains of the forward hook drop or reject requests that NPL has translated, or the replies.
 //!
 //! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`,
-//! and the reply is a packet of an established connection from the Pod to the client.
-//! The check evaluates the rules for requests and replies, as far as their fields are known. The check warns about a
-//! chain only if the chain certainly drops or rejects such a packet. If a chain may drop or reject the packet, depending
-//! on conditions that the check does not evaluate, the finding names the chain, but is no warning.
+//! and the reply is a packet of an established connection from the Pod to the client. The check evaluates the rules for
+//! requests and replies, as far as the fields of these packets are known. The check warns about a chain only if the
+//! chain certainly drops or rejects such a packet. If a chain may drop or reject the packet, depending on conditions
+//! that the check does not evaluate, the finding names the chain, but is no warning.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{
     Facts, Finding,
-    forwarding::{devices_of_pods, receiving_uplinks},
+    forwarding::{Need, devices_of_pods, need, receiving_uplinks},
     kernel::ASK_AS_ROOT,
 };
 use crate::core::{
@@ -188,6 +188,8 @@ struct Packet<'a> {
     kind: PacketKind,
     family: Family,
     uplink: &'a Device,
+    /// Addresses of global scope on the loopback device, such as the node address of a Node with unnumbered uplinks.
+    loopback: &'a [IpAddr],
     pod: Option<(IpAddr, &'a Device)>,
     port: Option<(Protocol, PodPort)>,
 }
@@ -252,9 +254,9 @@ impl Packet<'_> {
         octets.get(first..first + length).map(<[u8]>::to_vec)
     }
 
-    /// Whether the client's address meets the condition. The client's address is not known, but a client is outside of a
-    /// network that contains the Pod, unless this network also contains the Node's own addresses. `None` if the
-    /// condition does not compare the client's address with the addresses of such a network.
+    /// Whether the client's address meets the condition. The client's address is not known. The check assumes that a
+    /// client is outside of every network that contains the Pod, except networks that also contain an address of the
+    /// uplink or of the loopback device. `None` if the condition does not compare the client's address, or compares it with another network.
     fn client_matches(&self, condition: &Condition) -> Option<bool> {
         let Field::Header { offset, length } = condition.field else { return None };
         let start = self.address_offset(self.kind == PacketKind::Reply);
@@ -262,7 +264,8 @@ impl Packet<'_> {
             let value = condition.masked(self.bytes(addr, start, offset, length)?);
             Some(condition.values.contains(&value))
         };
-        let is_of_node = self.uplink.addresses.iter().any(|addr| contains(*addr) == Some(true));
+        let mut of_node = self.uplink.addresses.iter().chain(self.loopback);
+        let is_of_node = of_node.any(|addr| contains(*addr) == Some(true));
         (contains(self.pod?.0)? && !is_of_node).then_some(condition.is_negated)
     }
 
@@ -431,6 +434,14 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
 /// Returns the packets to evaluate: between each uplink and some of the mapped Pods, or an unknown Pod if no Pod is
 /// mapped.
 fn packets(facts: &Facts, kind: PacketKind, family: Family) -> Vec<Packet<'_>> {
+    if need(facts, family) == Need::No {
+        return Vec::new();
+    }
+    let mut devices = facts.devices.as_deref().unwrap_or_default().iter();
+    let loopback = devices
+        .find(|device| device.kind == DeviceKind::Loopback)
+        .map(|device| &device.addresses[..])
+        .unwrap_or_default();
     let leading = devices_of_pods(facts, family);
     let device = |ifindex| leading.iter().copied().find(|device| device.ifindex == ifindex);
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
@@ -441,7 +452,7 @@ fn packets(facts: &Facts, kind: PacketKind, family: Family) -> Vec<Packet<'_>> {
         let pods = if pods.is_empty() { vec![None] } else { pods.iter().copied().map(Some).collect() };
         pods.into_iter().flat_map(move |pod| {
             let ports = ports_of(facts, pod.map(|(ip, _device)| ip));
-            ports.into_iter().map(move |port| Packet { kind, family, uplink, pod, port })
+            ports.into_iter().map(move |port| Packet { kind, family, uplink, loopback, pod, port })
         })
     };
     uplinks.flat_map(to_each).collect()
@@ -507,7 +518,7 @@ mod tests {
             Facts, State,
             tests::{check, first_device, pinned, well},
         },
-        BaseChain, Condition, Field, ForwardChains, Rule, STATE_NEW, STATUS_DNAT, Table, Verdict,
+        BaseChain, Condition, Device, DeviceKind, Field, ForwardChains, Rule, STATE_NEW, STATUS_DNAT, Table, Verdict,
     };
 
     const KEY: &str = "forward_chains";
@@ -748,6 +759,32 @@ mod tests {
                 KEY,
                 State::Ok,
                 "may drop replies",
+                "",
+            ),
+            // The Node's address is on the loopback device, and the uplink has none.
+            (
+                |it| {
+                    let node = vec!["10.0.1.1".parse().unwrap()];
+                    first_device(it).addresses.clear();
+                    let loopback = Device { addresses: node, ..Device::new(1, "lo", DeviceKind::Loopback) };
+                    it.devices.as_mut().unwrap().push(loopback);
+                    pinned(it).addresses = ["10.0.1.1".parse().unwrap()].into();
+                    dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
+                },
+                KEY,
+                State::Ok,
+                "may drop replies",
+                "",
+            ),
+            // An uplink without an address receives no IPv6 requests on a Node without IPv6 addresses.
+            (
+                |it| {
+                    first_device(it).addresses.clear();
+                    it.forward_chains = Ok(chains(&table("ip6", "filter"), true, Vec::new()));
+                },
+                KEY,
+                State::Ok,
+                "none of 1",
                 "",
             ),
             // A device without an address can receive requests, too.

@@ -12,7 +12,7 @@ use crate::core::{
 
 /// Whether NPL needs IP forwarding in an IP family, that is, whether Pods have addresses of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Need {
+pub(super) enum Need {
     No,
     Perhaps,
     Yes,
@@ -184,7 +184,7 @@ fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec
 
 /// Whether NPL needs IP forwarding in an IP family. NPL needs forwarding in a family with mappings. As long as there is
 /// no mapping, the families of the Node's addresses decide.
-fn need(facts: &Facts, family: Family) -> Need {
+pub(super) fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
         return Need::Yes;

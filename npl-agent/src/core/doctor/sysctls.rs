@@ -19,9 +19,9 @@ const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
 /// Reports the mode of reverse path filtering. Strict filtering drops a request if the route from the Pod to the client
-/// leads through another device than the request came by. This is the case for a Pod with a routing table of its own
-/// that leads through another uplink, even if marks route the replies: the kernel looks up the route by the request's
-/// mark, which is not set.
+/// leads through another device than the one on which the request arrived. The check warns about Pods whose own routing
+/// table leads through another uplink, even if marks route the replies: the request has no mark, so the filter looks
+/// up the route without a mark.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An estimate of how many conntrack entries the kernel evicted from the full flow tables of an IP family. The kernel
-//! does not report evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first sweep, plus
-//! the new entries, minus the entries that were removed with their mappings, minus the entries that the second sweep
-//! finds.
+//! does not report evictions, so the estimate compares two sweeps. The estimate is the number of entries after the
+//! first sweep, plus the new entries, minus the entries that were removed with their mappings, minus the entries that
+//! the second sweep finds.
 
 /// The numbers that one sweep of the flow tables of an IP family yields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

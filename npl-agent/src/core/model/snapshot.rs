@@ -151,8 +151,8 @@ impl Snapshot {
         touched
     }
 
-    /// Whether the list of all Pods and the lists of Services of all scopes have arrived. Until then, Pods and Services may exist that the
-    /// agent does not know.
+    /// Whether the list of all Pods, and the list of Services of each scope, have arrived. Until then, Pods and
+    /// Services may exist that the agent does not know.
     pub(in crate::core) fn is_listed(&self) -> bool {
         self.pods_listed && self.unlisted.is_empty()
     }

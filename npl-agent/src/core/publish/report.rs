@@ -2,9 +2,9 @@
 //! Decides which problems are reported by Events, and when: after a short delay, again while the problem lasts, and at
 //! most once a minute.
 //!
-//! The agents of all Nodes have the same problem with a Service at the same time, and report it by the same Event. So each
-//! agent waits for a time that depends on the name of its Node, and leaves an Event alone that another agent has written
-//! recently.
+//! The agents of many Nodes can find the same problem of a Service at the same time, and then report the problem by the
+//! same Event. Each agent therefore waits for a time that depends on the name of its Node, and does not write an Event
+//! that another agent has written recently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +22,9 @@ pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 /// The time in milliseconds over which the agents of all Nodes spread their Events about one Service: 5000 agents send
 /// fewer than 100 Events per second.
 pub(crate) const SPREAD_MILLIS: u64 = 60_000;
-/// If an agent has observed the problem of a Service less than this time in milliseconds ago, no other agent increments
-/// the count of the Event. After the remaining time until [`REFRESH_MILLIS`], the Event still exists.
+/// If an agent has written the Event about a Service less than this time in milliseconds ago, no agent increments the
+/// count of the Event. An agent that does not write the Event tries again after [`REFRESH_MILLIS`]. The last write is
+/// then at most 45 min ago, so the Event still exists.
 pub(crate) const FRESH_MILLIS: u64 = REFRESH_MILLIS / 2;
 
 /// The content of one Event: all problems of an object with the same reason.
@@ -47,8 +48,9 @@ impl Report {
         fnv_1a(&format!("{object} {} {}", self.reason, self.note))
     }
 
-    /// Whether to increment the count of an existing Event, whose problem an agent has last observed `age` milliseconds
-    /// ago; `None` if the Event does not contain this time. Only one agent reports a problem of a Pod.
+    /// Whether to increment the count of an existing Event. `age` is the time in milliseconds since an agent last wrote
+    /// the Event; `None` if the Event does not contain this time. The Event of a Pod is always incremented, because
+    /// only one agent reports the problems of a Pod.
     pub fn increments_event(&self, age: Option<u64>) -> bool {
         matches!(self.subject, AffectedObject::Pod(..)) || age.is_none_or(|age| age >= FRESH_MILLIS)
     }
@@ -112,7 +114,8 @@ impl Reports {
                 let settled = quiet_until.max(now.plus(SETTLE_MILLIS));
                 let delayed = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
                 let is_refresh = entry.reported.is_some_and(|at| entry.due == at.plus(REFRESH_MILLIS));
-                // A text that changes again and again must not postpone the Event for ever.
+                // A change of the text does not restart the delay of an Event that is already pending. Otherwise, a
+                // text that changes more often than once in the delay would postpone the Event for ever.
                 let is_pending = entry.note.is_some() && !is_refresh;
                 entry.due = if is_pending { entry.due.max(settled).min(delayed) } else { delayed };
                 entry.note = Some(note);

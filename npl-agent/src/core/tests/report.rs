@@ -185,7 +185,7 @@ fn the_agents_of_many_nodes_share_the_event_of_a_service() {
     assert_eq!(writes.iter().filter(|at| **at < FRESH_MILLIS).count(), 1, "{writes:?}");
 }
 
-/// The text of a Service's Event contains the Pods of the Node, so it may change every few seconds.
+/// The text of a Service's Event depends on the Pods of the Node, so the text may change every few seconds.
 #[test]
 fn a_text_that_changes_again_and_again_does_not_postpone_the_event() {
     let mut reports = Reports { service_delay: SPREAD_MILLIS - 1, ..Reports::default() };

@@ -33,7 +33,7 @@ impl<F: Family> Flow<'_, F> {
     }
 
     /// The half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the packet's
-    /// acknowledgement number, or the entry of a flow that is half-open without a handshake.
+    /// acknowledgement number, the mid-stream entry of a TCP connection, or a half-open entry in the flow's own slot.
     ///
     /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
     /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
@@ -50,7 +50,7 @@ impl<F: Family> Flow<'_, F> {
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
             return if is_of_association { None } else { Some(slot) };
         }
-        // After the removal from the flow table, the flow's own slot has an opening phase.
+        // The entry in the flow's own slot is half-open if the flow's entry was removed from the flow table.
         let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }

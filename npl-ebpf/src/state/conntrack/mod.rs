@@ -6,7 +6,8 @@
 //! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
 //! several entries: the established flow's entry in the flow table, with a copy in the flow's slot of the half-open
 //! cache; one for each handshake; and one opening entry, which a packet without a handshake opened. Neither a handshake
-//! nor an opening entry affects the established flow's entry until a reply of the Pod matches it.
+//! nor an opening entry affects the established flow's entry until a reply of the Pod matches the handshake or the
+//! opening entry.
 
 mod lookup;
 
@@ -23,7 +24,7 @@ use npl_common::{
 pub use self::lookup::has_flow;
 use self::lookup::stored_numbers;
 use super::{
-    flow_entry::{flow_state, new_entry, refresh},
+    flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
     lookup_cache::{self, Epoch},
     maps::Family,
@@ -149,8 +150,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the flow's entries from its slot of the half-open cache and from the flow table: the action of
-    /// [`Event::DirectConnection`]. If there was an entry, counts a tuple conflict.
+    /// Removes the flow's entries from its own slot and its datagram slot of the half-open cache and from the flow
+    /// table: the action of [`Event::DirectConnection`]. If there was an entry, counts a tuple conflict.
     #[inline(always)]
     pub fn remove(&self) {
         const { assert!(matches!(step(State::established(0, 0), Event::DirectConnection).1, Action::Remove)) };
@@ -168,8 +169,9 @@ impl<'k, F: Family> Flow<'k, F> {
     /// directly. The Pod's later datagrams answer the direct datagram, and must leave untranslated.
     ///
     /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
-    /// flow table usually has no entry of the flow. An exception is a flow whose copy another flow has overwritten, if
-    /// the entry of the other flow was then cleared.
+    /// flow table usually has no entry of the flow. Exceptions are a flow whose table entry was copied from an earlier
+    /// agent's map, and a flow whose copy another flow has overwritten, if the entry of the other flow was then
+    /// cleared.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -288,11 +290,12 @@ impl<'k, F: Family> Flow<'k, F> {
                 let is_proven = self.refresh_by_client(state, request.segment);
                 // After the Pod has accepted a new connection with this flow tuple, the slot is empty, and the table
                 // still has the previous connection's entry. If a forged segment copied this entry to the slot, the
-                // client's acknowledgement would match the copy, and not establish the new connection.
-                if cached == 0 && (is_proven || self.protocol == protocol::UDP) {
-                    // If the flow's slot is empty, writes a copy with the phase "established" to the slot, so that
-                    // later packets skip the flow table. The entry of another flow in the slot is not overwritten: two
-                    // active flows with the same slot would otherwise write the slot for each packet.
+                // client's acknowledgement would match the copy and not establish the new connection, which would then
+                // have the short timeout of an ended connection. Without an end, the copy needs no proof: the sequence
+                // numbers of a fast upload are far ahead of the recorded acknowledgement number.
+                if cached == 0 && (is_proven || !state_of(state).is_ending()) {
+                    // The copy lets later packets skip the flow table. It is written only to an empty slot: if the slot
+                    // contained another active flow's entry, the two flows would write the slot for each packet.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -337,7 +340,8 @@ impl<'k, F: Family> Flow<'k, F> {
         };
         let (state, action) = step(State::ABSENT, Event::from_client(self.protocol, flags, false));
         if action == Action::Open {
-            // An entry of this flow with another NAT address is replaced, so that replies have the new NAT address.
+            // If the flow's own slot contains an entry of this flow with another NAT address, this entry is replaced,
+            // because replies are looked up in the own slot before the datagram slot.
             let slot = if half_open::matches(cached, self.hash) {
                 self.entry
             } else {

@@ -3,10 +3,11 @@
 
 use core::{
     mem::{offset_of, transmute},
-    ptr::null_mut,
+    ptr::from_ref,
+    sync::atomic::{Ordering, compiler_fence},
 };
 
-use aya_ebpf::btf_maps::lpm_trie::Key;
+use aya_ebpf::{btf_maps::lpm_trie::Key, helpers::bpf_map_lookup_elem};
 use npl_common::{
     config::Config,
     flow::FlowState,
@@ -45,7 +46,7 @@ impl<K> SourceKey<K> {
     #[inline(always)]
     const fn as_key(&self) -> &Key<K> {
         // SAFETY: [`Key`] has the same fields at the same offsets, and needs a smaller alignment.
-        unsafe { &*core::ptr::from_ref(self).cast::<Key<K>>() }
+        unsafe { &*from_ref(self).cast::<Key<K>>() }
     }
 }
 
@@ -145,6 +146,16 @@ fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     // SAFETY: only the agent writes the map of next hops; the kernel aligns each element to 8 bytes, and replaces an
     // element atomically.
     unsafe { transmute::<u64, PodNextHop>(word.read_volatile()) }
+}
+
+/// Looks up an entry of a map. Returns a null pointer if there is no entry.
+///
+/// The function does not test the pointer, as `get_ptr_mut` does: if the loader lacks `CAP_PERFMON`, the verifier of Linux
+/// 6.12 rejects a program that tests the same pointer twice.
+#[inline(always)]
+fn look_up<M, K, V>(map: *const M, key: &K) -> *mut V {
+    // SAFETY: the callers pass a map and a key of the map's type.
+    unsafe { bpf_map_lookup_elem(map.cast_mut().cast(), from_ref(key).cast()) }.cast()
 }
 
 macro_rules! family_maps {
@@ -261,12 +272,17 @@ macro_rules! family_maps {
                 // The callers have no free stack space, so the look-up is not inlined.
                 #[inline(never)]
                 fn find(key: &$of::FlowKey) -> *mut $of::FlowEntry {
+                    if key.protocol == TCP {
+                        return look_up(&raw const $of::FLOW, key);
+                    }
                     let entry = match key.protocol {
-                        TCP => $of::FLOW.get_ptr_mut(key),
-                        UDP => $of::UDP_FLOW.get_ptr_mut(key),
-                        _ => $of::SCTP_FLOW.get_ptr_mut(key),
+                        UDP => look_up(&raw const $of::UDP_FLOW, key),
+                        _ => look_up(&raw const $of::SCTP_FLOW, key),
                     };
-                    entry.unwrap_or(null_mut())
+                    // The fence keeps the compiler from merging the two calls of the helper. The kernel replaces a call by
+                    // the map's own function, which is faster, only if the call always has the same map.
+                    compiler_fence(Ordering::SeqCst);
+                    entry
                 }
                 let entry = find(key);
                 if entry.is_null() { None } else { Some(entry) }
@@ -378,7 +394,7 @@ family_maps!(V4, v4, 3, {
     fn primary_index(config: &Config, addr: u32) -> Option<u8> {
         // SAFETY: the pointer points to an aligned word of the map's element; the agent writes the primary address and
         // its index as one little-endian word.
-        let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
+        let primary = unsafe { from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
         if primary as u32 == addr && addr != 0 { Some((primary >> u32::BITS) as u8) } else { None }
     }
 });

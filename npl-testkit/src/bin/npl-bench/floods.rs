@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures the rate of an established flow while another processor sends a flood to other mappings of the Pod.
+//! Measures the rate of an established flow while another processor sends a flood to the Pod's mappings of the flood's
+//! protocol. A flood of UDP datagrams or fragments also uses the mapping of the established flow.
 
 use std::path::Path;
 
@@ -31,8 +32,8 @@ const fn beside_flood(name: &'static str) -> Figure {
     figure(name, "Mpps", Stage::Flood, &[]).beside("without a flood")
 }
 
-/// Measures the elements of `figures` that belong to this stage. In each round, each flood gets a sample without the
-/// flood and a sample beside the flood.
+/// Measures the elements of `figures` that belong to this stage. Each round measures the established flow twice per
+/// figure: without a flood, and beside the figure's flood.
 pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, samples: &mut Samples) -> Result<()> {
     let wanted = FIGURES.into_iter().zip(Workload::FLOODS);
     let wanted: Vec<_> = wanted.filter(|(figure, _)| figures.iter().any(|it| it.name == figure.name)).collect();

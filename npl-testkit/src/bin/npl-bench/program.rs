@@ -44,10 +44,10 @@ const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(
 const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
-/// The time for an ICMP error about an unknown flow, which is passed unchanged.
+/// The time for passing an ICMP error about an unknown flow. The program does not change the error.
 const ERROR_FLOOD: Figure = figure("program/error-flood", "ns", Stage::Program, &[]);
 
-/// The times for packets of other floods than that of SYNs, measured as [`SYN_FLOOD`].
+/// The times for packets of the other floods. They are measured as [`SYN_FLOOD`] is, but have no aim.
 const ACK_FLOOD: Figure = beside_established("program/ack-flood");
 const RST_FLOOD: Figure = beside_established("program/rst-flood");
 const NULL_FLOOD: Figure = beside_established("program/null-flood");
@@ -190,7 +190,7 @@ impl Sent {
             Self::ReplyMiss => (foreign, CLIENT),
             Self::Direct => (CLIENT, POD),
             Self::Error => {
-                // Port unreachable, with as many bytes of the datagram as every error quotes.
+                // Port unreachable. Every ICMP error quotes at least eight bytes after the IP header (RFC 792).
                 let unknown = packet(NODE_PORTS[0], (CLIENT.ip(), CLIENT.port() + 1).into());
                 return Packet::icmp_error(CLIENT.ip(), 3, 3, &unknown, 8).to_this_machine();
             }

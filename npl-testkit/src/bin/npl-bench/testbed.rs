@@ -163,7 +163,8 @@ impl Testbed {
         self.meter.turn_to(flows)
     }
 
-    /// Returns a generator of a flood to this network's Pod, by mappings of the flood's protocol.
+    /// Returns a generator of a flood to this network's Pod through mappings of the flood's protocol. Adds these
+    /// mappings.
     pub(crate) fn flood(&mut self, workload: Workload, object: &Path) -> Result<Meter> {
         let ours = self.ours.as_mut().context("NPL is not on this Node")?;
         ours.add_mappings(Mappings { protocol: workload.segment().protocol(), ..self.mappings })?;

@@ -13,9 +13,12 @@ use aya_obj::generated::bpf_map_type;
 use npl_agent::core::devices::attachments::filter_handle;
 use npl_agent::core::model::Family;
 use npl_agent::datapath::{Datapath, Pins};
-use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
+use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS};
 use npl_common::former_names;
-use npl_common::names::{ABI_VERSION, MAP_FLOW_V4, MAP_XDP_DEVICE, PIN_ROOT, PROG_EGRESS, PROG_INGRESS};
+use npl_common::names::{
+    ABI_VERSION, MAP_FLOW_V4, MAP_FLOW_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6,
+    MAP_XDP_DEVICE, PIN_ROOT, PROG_EGRESS, PROG_INGRESS,
+};
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{World, is_emulated, load_rate};
@@ -233,6 +236,67 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
     assert_eq!(world.datapath().mappings().unwrap(), mappings);
     assert_eq!(world.datapath().retire_predecessors().unwrap(), [0_u32; 0]);
     assert!(!pins.version().join("replaced").exists(), "the former map is left");
+}
+
+/// Moves all entries of a flow table to another one, and removes the first table's pin.
+fn merge<const KEY: usize, const ENTRY: usize>(pins: &Pins, from: &str, into: &str) {
+    let open = |name| {
+        let map = MapData::from_pin(pins.map(name)).and_then(Map::from_map_data).unwrap();
+        HashMap::<MapData, [u8; KEY], [u8; ENTRY]>::try_from(map).unwrap()
+    };
+    let mut table = open(into);
+    for entry in open(from).iter() {
+        let (key, entry) = entry.unwrap();
+        table.insert(key, entry, 0).unwrap();
+    }
+    fs::remove_file(pins.map(from)).unwrap();
+}
+
+/// Creates the pins of an earlier build of this ABI version, which has one flow table for all protocols.
+fn use_one_flow_table(pins: &Pins) {
+    for name in [MAP_UDP_FLOW_V4, MAP_SCTP_FLOW_V4] {
+        merge::<{ size_of::<FlowKeyV4>() }, { size_of::<FlowV4>() }>(pins, name, MAP_FLOW_V4);
+    }
+    for name in [MAP_UDP_FLOW_V6, MAP_SCTP_FLOW_V6] {
+        merge::<{ size_of::<FlowKeyV6>() }, { size_of::<FlowV6>() }>(pins, name, MAP_FLOW_V6);
+    }
+}
+
+#[test]
+fn conntrack_entries_of_a_table_for_all_protocols_are_copied() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let before = flows(world.datapath());
+    world.datapath = None;
+    use_one_flow_table(&Pins::new(world.bpffs.path()));
+    world.datapath = Some(world.open());
+    assert_eq!(flows(world.datapath()), before);
+    world.assert_answers();
+}
+
+#[test]
+fn conntrack_entries_of_a_table_for_all_protocols_are_copied_after_an_agent_was_killed() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let before = flows(world.datapath());
+    world.datapath = None;
+    let pins = Pins::new(world.bpffs.path());
+    use_one_flow_table(&pins);
+    let moved = [MAP_FLOW_V4, MAP_FLOW_V6].map(|name| (pins.map(name), world.bpffs.path().join(name), name));
+    for (pin, aside, _) in &moved {
+        fs::rename(pin, aside).unwrap();
+    }
+    // The killed agent has created and pinned its own tables for TCP, but not for the other protocols.
+    drop(world.open());
+    use_one_flow_table(&pins);
+    let replaced = pins.version().join("replaced");
+    fs::create_dir_all(&replaced).unwrap();
+    for (_, aside, name) in &moved {
+        fs::rename(aside, replaced.join(name)).unwrap();
+    }
+    world.datapath = Some(world.open());
+    assert_eq!(flows(world.datapath()), before);
+    world.assert_answers();
 }
 
 /// Renames the pins of maps and programs as if an earlier build of this ABI version had created them.

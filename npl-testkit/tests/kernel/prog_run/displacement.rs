@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets without a flow, such as those of a flood, overwrite no half-open entries of other kinds.
+//! Tests that packets without a flow, such as those of a flood, overwrite half-open entries only in the region of their
+//! own kind.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -15,10 +16,12 @@ use crate::lab::Lab;
 
 const HANDSHAKES: Range<u32> = SLOTS..REPLY_CACHE_ELEMENTS;
 const DATAGRAMS: Range<u32> = REPLY_CACHE_ELEMENTS..WORDS;
-/// The number of clients of each flood. Each slot of a region is equally likely, so no flood misses a region by chance.
+/// The number of clients of each flood. The clients' flows have different hashes, so a flood that uses a region writes
+/// to many slots of this region.
 const CLIENTS: u16 = 256;
 
-/// A kind of packet that a flood consists of, and the region in which its half-open entries may be.
+/// A kind of packet of which a flood consists, and the region for its half-open entries; `None` if this kind of packet
+/// creates no half-open entry.
 type Kind = (fn(SocketAddr) -> Packet, Option<Range<u32>>);
 
 const KINDS: [Kind; 11] = [
@@ -35,8 +38,8 @@ const KINDS: [Kind; 11] = [
     (|client| sctp(client, node(), SHUTDOWN, b""), Some(DATAGRAMS)),
 ];
 
-/// Fills every slot with the entry of another established flow, and sends a flood of each kind. Only entries of the
-/// flood's own kind may be overwritten.
+/// Fills every slot with the entry of another established flow, and sends a flood of each kind. A flood may overwrite
+/// entries only in its own region.
 #[test]
 fn floods_of_packets_without_a_flow_overwrite_no_entries_of_other_kinds() {
     with_mappings(|lab| {
@@ -53,7 +56,7 @@ fn floods_of_packets_without_a_flow_overwrite_no_entries_of_other_kinds() {
             let changed = restore(lab, &others);
             let has_foreign = changed.iter().any(|slot| !region.as_ref().is_some_and(|own| own.contains(slot)));
             assert!(!has_foreign, "kind {number}: {changed:?}");
-            assert_eq!(changed.is_empty(), region.is_none(), "kind {number} must use its own slots");
+            assert_eq!(changed.is_empty(), region.is_none(), "kind {number}: expected region {region:?}");
         }
         lab.ingress(&sctp(client(), node(), ABORT, b""));
         assert_eq!(restore(lab, &others), [0; 0]);
@@ -71,8 +74,8 @@ fn restore(lab: &mut Lab, originals: &[u64]) -> Vec<u32> {
     changed
 }
 
-/// Once a UDP flow is established, by the client's second datagram or by the Pod's second, its datagram slot is free for
-/// other flows.
+/// Once a UDP flow is established, by the second datagram of the client or of the Pod, the flow's datagram slot is free
+/// for other flows.
 #[test]
 fn established_datagram_flow_has_no_half_open_entry() {
     for last_is_client in [true, false] {

@@ -9,9 +9,9 @@ use npl_testkit::packet::Transport;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
-    DIRECT_ISNS, GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, establishes,
-    family, flow, from, is_reply_translated, is_request_translated, length, node, node_ip, other_pod_ip, pod,
-    second_node, second_node_ip, tcp, third_node_ip, to, udp, with_isns, with_mappings,
+    CLIENT_ISN, DIRECT_ISNS, GENERATION, NODE_PORT, POD_ISN, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client,
+    establish, establishes, family, flow, from, is_reply_translated, is_request_translated, length, node, node_ip,
+    other_pod_ip, pod, second_node, second_node_ip, tcp, third_node_ip, to, udp, with_isns, with_mappings,
 };
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
@@ -162,6 +162,20 @@ fn established_flow_does_not_overwrite_another_flows_entry_in_its_slot() {
         lab.set_slot(flow(Tcp), 0);
         is_request_translated(lab, ACK);
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty slot must be used");
+    });
+}
+
+/// A fast upload has more bytes in flight than the distance that proves a sequence number. If the slot stayed empty, for
+/// example after an upgrade, each of the client's packets would need the flow table.
+#[test]
+fn empty_slot_of_a_fast_upload_is_used_again() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.set_slot(flow(Tcp), 0);
+        let ahead = with_isns(tcp(client(), node(), ACK, b""), (CLIENT_ISN.wrapping_add(64 << 20), POD_ISN));
+        lab.ingress(&ahead).is(&to(&ahead, pod()), request("61000/tcp", bare()));
+        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
     });
 }
 

@@ -28,7 +28,7 @@ enum Flow {
     Unknown,
 }
 
-/// The flow's entries in the flow table, in the flow's own slot of the half-open cache, and in the slot of its
+/// The flow's entry in the flow table, its entry in the half-open cache ([`Lab::slot`]), and the entry of its
 /// handshake.
 type Entries = (Option<FlowEntry>, Option<u64>, Option<u64>);
 

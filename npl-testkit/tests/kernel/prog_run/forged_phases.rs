@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged TCP segments with every combination of flags, to every address of the Pod port, in every phase of a
-//! connection, and with every program that translates requests.
+//! Tests forged TCP segments with each of [`ALL_FLAGS`], to every address that leads to the Pod port, in every phase of
+//! a connection, and with the programs of each forwarding mode and of XDP.
 
 use std::net::SocketAddr;
 
@@ -65,7 +65,8 @@ fn with_programs(test: impl Fn(&mut Lab, Via) + Send + Sync) {
     }
 }
 
-/// A segment with the client's address, and the frames in which it may reach the Pod: through the stack, or redirected.
+/// A segment with the client's address, and the two frames of which one must reach the Pod: the frame that passes
+/// through the stack, or the redirected frame.
 struct Sent {
     frame: Vec<u8>,
     passed: Vec<u8>,
@@ -112,7 +113,7 @@ fn segment(destination: SocketAddr, flags: u8, payload: &[u8], sequence: u32, ac
     packet
 }
 
-/// Forged segments: every combination of flags to every address of the Pod port, with each of the numbers.
+/// Forged segments: each of [`ALL_FLAGS`], to each destination, with each pair of numbers.
 struct Attack {
     via: Via,
     segments: Vec<Sent>,
@@ -124,7 +125,8 @@ impl Attack {
         for (sequence, acknowledgement) in numbers {
             for destination in destinations {
                 for flags in ALL_FLAGS {
-                    let payload: &[u8] = if (segments.len() / 2).is_multiple_of(2) { b"" } else { b"7 bytes" };
+                    // No flag determines alone whether the segment has a payload.
+                    let payload: &[u8] = if flags.count_ones() % 2 == 1 { b"" } else { b"7 bytes" };
                     let forged = segment(*destination, flags, payload, sequence, acknowledgement);
                     segments.push(Sent::new(&forged, segments.len().is_multiple_of(5)));
                 }
@@ -138,8 +140,8 @@ impl Attack {
         Self::new(via, &[node(), second_node(), pod()], forged_isns(isns))
     }
 
-    /// Returns an attack on a handshake: also with numbers that differ by one from the required numbers. The required
-    /// sequence number is the initial one for a SYN, and the next one for a RST.
+    /// Returns an attack on a handshake: like [`Self::far`], and also with numbers that differ by one from the required
+    /// numbers. The required sequence number is the initial one for a SYN, and the next one for a RST.
     fn on_handshake(via: Via, isns: (u32, u32)) -> Self {
         let (client_isn, pod_isn) = isns;
         let near = [(client_isn.wrapping_sub(1), pod_isn), (client_isn + 2, pod_isn + 2)];
@@ -190,7 +192,7 @@ impl Live {
         assert!(bytes == from(&answer, self.server).build(), "{self:?}: the Pod's {flags:#x} leaves from elsewhere");
     }
 
-    /// Opens the connection.
+    /// Opens the connection without forged segments.
     #[track_caller]
     fn opens_quietly(self, lab: &mut Lab) {
         self.asks(lab, SYN);
@@ -199,7 +201,7 @@ impl Live {
         self.is_answered(lab, ACK);
     }
 
-    /// Opens the connection and exchanges data, with the attack after each step.
+    /// Opens the connection and exchanges data, with attacks before and between the steps.
     #[track_caller]
     fn opens(self, lab: &mut Lab) {
         let attack = Attack::on_handshake(self.via, self.isns);
@@ -218,8 +220,8 @@ impl Live {
         self.talks(lab, &attack);
     }
 
-    /// Exchanges data, with the attack after each segment, and asserts that the connection's state is unchanged by the
-    /// forged segments.
+    /// Exchanges data, with attacks between the segments, and asserts that the forged segments do not change the
+    /// connection's state.
     #[track_caller]
     fn talks(self, lab: &mut Lab, attack: &Attack) {
         for _exchange in 0..2 {
@@ -242,7 +244,7 @@ impl Live {
         let entry = entry.unwrap_or_else(|| panic!("{self:?} has no entry"));
         assert_eq!((entry.node_addr, entry.state.node_port), (node().ip(), NODE_PORT), "{self:?}");
         let flags = entry.state.client_tcp_flags | entry.state.pod_tcp_flags;
-        assert_eq!(flags & (FIN | RST), 0, "{self:?}: a forged FIN or RST, or that of an earlier connection, counts");
+        assert_eq!(flags & (FIN | RST), 0, "{self:?}: a FIN or RST counts that is forged or of an earlier connection");
         assert_eq!(timeout(&entry.state), TCP_NS, "{self:?}");
     }
 }
@@ -266,7 +268,8 @@ fn forged_segments_of_all_flags_disturb_no_direct_connection() {
     });
 }
 
-/// The segments that end a connection, and that follow the end: whether the client sends, and the flags.
+/// Three ways to end a connection, each with the segments that end the connection and those that follow. The first
+/// value of a segment is whether the client sends it, and the second value is its flags.
 const ENDS: [&[(bool, u8)]; 3] = [
     &[(true, FIN | ACK), (false, ACK), (false, FIN | ACK), (true, ACK), (false, FIN | ACK), (true, ACK)],
     &[(true, RST | ACK), (false, ACK), (true, RST)],
@@ -301,7 +304,7 @@ fn forged_segments_of_all_flags_do_not_disturb_the_end_of_a_connection() {
     });
 }
 
-/// Does the same, with forged segments also during the handshakes.
+/// Does the same as the previous test, with forged segments also during the handshakes.
 #[test]
 fn forged_segments_of_all_flags_do_not_disturb_the_handshake_after_the_end_of_a_connection() {
     with_programs(|lab, via| {
@@ -313,8 +316,8 @@ fn forged_segments_of_all_flags_do_not_disturb_the_handshake_after_the_end_of_a_
     });
 }
 
-/// Runs `test` for forged segments with each combination of flags, and asserts that afterward, the
-/// connection has an entry with the idle timeout of an open connection.
+/// Runs `test` for forged segments with each of [`ALL_FLAGS`], and asserts after each run that the connection has an
+/// entry with the idle timeout of an open connection.
 #[track_caller]
 fn no_flags_shorten(lab: &mut Lab, via: Via, test: impl Fn(&mut Lab, u8)) {
     let mut harmful = Vec::new();
@@ -331,7 +334,7 @@ fn no_flags_shorten(lab: &mut Lab, via: Via, test: impl Fn(&mut Lab, u8)) {
     }
     assert!(
         harmful.is_empty(),
-        "{via:?}: one forged segment shortens or removes the entry, by these flags: {harmful:x?}"
+        "{via:?}: a forged segment with these flags removes the entry or shortens its timeout: {harmful:x?}"
     );
 }
 
@@ -412,7 +415,7 @@ fn forged_segments_at_the_edge_of_the_window_do_not_divert_a_direct_connection()
         live.asks(lab, ACK);
         let (sequence, acknowledgement) = (DIRECT_ISNS.0 + 1, DIRECT_ISNS.1 + 1);
         let outside = |number: u32| [number + Numbers::WINDOW + 1, number - Numbers::WINDOW];
-        // A RST without ACK matches only the exact number, so the near number is not the exact one.
+        // A RST of the Pod without ACK matches only the exact number, so the near number must not be the exact one.
         let numbers = outside(sequence).map(|it| (it, acknowledgement + 1));
         let numbers = numbers.into_iter().chain(outside(acknowledgement).map(|it| (sequence + 1, it)));
         Attack::new(via, &[node(), second_node(), pod()], numbers).run_and(lab, |lab| {
@@ -443,7 +446,8 @@ fn forged_segments_on_other_paths_do_not_disturb_an_idle_connection() {
     });
 }
 
-/// Does the same on the client's own path: forged segments must not change the NAT address of the Pod's segments.
+/// The flow's entry has timed out, and the Pod sends first. Forged segments also on the client's own path must not
+/// change the NAT address of the Pod's segments.
 #[test]
 fn forged_segments_do_not_divert_the_replies_of_an_idle_connection() {
     with_programs(|lab, via| {
@@ -473,8 +477,8 @@ impl Random {
     }
 }
 
-/// The number of forged segments of each kind, and the largest number of those that may hit: one in a thousand. By
-/// design, one in 4096 hits.
+/// The number of forged segments with random numbers, and the largest number of them that may have an effect: one in a
+/// thousand. By design, one in 4096 has an effect.
 const TRIALS: usize = 16_384;
 const MAX_HITS: usize = TRIALS / 1000;
 

@@ -134,8 +134,8 @@ fn forged_inits_and_aborts_do_not_divert_the_replies_of_a_direct_association() {
     });
 }
 
-/// Returns the first difference from an undisturbed association, if forged packets of one type to `destination` arrive
-/// before and after each step of its handshake and of its first exchange.
+/// Opens an association, while forged packets with one chunk type arrive at `destination` before and after each step of
+/// the handshake and of the first exchange. The error is the first difference from an undisturbed association.
 fn harm_to_a_handshake(lab: &mut Lab, destination: SocketAddr, kind: u8) -> Result<(), String> {
     attack(lab, destination, &[kind]);
     for (of_client, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
@@ -149,7 +149,7 @@ fn harm_to_a_handshake(lab: &mut Lab, destination: SocketAddr, kind: u8) -> Resu
     is_open(lab)
 }
 
-/// Does the same for an idle association, whose entry has timed out, and on which the Pod sends first.
+/// Does the same as [`harm_to_a_handshake`] for an idle association: its entry has timed out, and the Pod sends first.
 fn harm_to_an_idle_association(lab: &mut Lab, destination: SocketAddr, kind: u8) -> Result<(), String> {
     for (of_client, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
         asks(lab, node(), of_client);
@@ -170,7 +170,7 @@ fn answers_from(lab: &mut Lab, kind: u8, source: SocketAddr) -> Result<(), Strin
     if is_right { Ok(()) } else { Err(format!("the Pod's chunk {kind} does not leave from {source}")) }
 }
 
-/// Whether the flow table has an entry of an open association, with the client's NAT address.
+/// Returns an error unless the flow table has an entry of an open association with the client's NAT address.
 fn is_open(lab: &Lab) -> Result<(), String> {
     let entry = lab.flow(flow(Sctp)).ok_or("the flow table has no entry")?;
     if (entry.node_addr, entry.state.node_port) != (node().ip(), NODE_PORT) {

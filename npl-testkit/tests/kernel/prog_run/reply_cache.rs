@@ -31,9 +31,9 @@ use crate::counters::{reason, reply};
 use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
-/// The number of attempts that must use a cache entry. Not every attempt succeeds: a cache entry is valid only within one
-/// interval of the kernel's clock (0.25 s to 2.6 s), and the interval may end during the attempt, above all on a slow
-/// machine. A program that does not use the cache never succeeds.
+/// The number of attempts that must use a cache entry. Not every attempt succeeds: a cache entry is valid only within
+/// one interval of the kernel's clock (0.25 s to 2.6 s), and the interval may end during the attempt, above all on a
+/// slow machine. Without the cache, no attempt would succeed.
 const REQUIRED: usize = 40;
 /// Time limit that is longer than one interval of the kernel's clock.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -94,7 +94,7 @@ fn second_reply_uses_the_reply_cache() {
             spared += usize::from(is_spared());
             (spared == REQUIRED).then_some(())
         };
-        poll::until("enough replies by the cache entry", LIMIT, are_enough).unwrap();
+        poll::until("enough replies that use the cache entry", LIMIT, are_enough).unwrap();
     });
 }
 
@@ -110,8 +110,7 @@ fn reply_cache_entry_expires_and_the_flow_table_is_looked_up_again() {
             is_reply_translated(lab, ACK);
             (lab.slot(flow(Tcp)).map(half_open::phase) == Some(Phase::REPLIED)).then_some(())
         };
-        poll::until("a look-up of the evicted entry instead of the use of the cached reply", LIMIT, is_looked_up)
-            .unwrap();
+        poll::until("a look-up in the flow table instead of the use of the cached reply", LIMIT, is_looked_up).unwrap();
     });
 }
 

@@ -86,15 +86,15 @@ const WAIT: Duration = Duration::from_nanos(WAIT_NS);
 /// The number of attempts until [`within_wait`] starts again with the number 0.
 const ATTEMPTS: u32 = 64;
 
-/// The distance of the identifications of two attempts.
+/// The difference between the identifications of two successive attempts.
 const ATTEMPT: u32 = 0x100;
 
 /// Time limit of repeated trials.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Runs `trial`, and runs it again if it took so long that a buffered fragment or an occupied slot may have expired.
-/// The result of such a trial shows nothing about the program, because the machine was too slow. `trial` gets the
-/// number of the attempt, and must bring about the same initial state in each attempt.
+/// Runs `trial` until a trial is so short that no buffered fragment and no occupied slot can have expired. The result
+/// of a longer trial shows nothing about the program, because the machine was too slow. `trial` gets the number of the
+/// attempt, and must set up the same initial state in each attempt.
 #[track_caller]
 fn within_wait<T>(mut trial: impl FnMut(u32) -> T) -> T {
     let mut attempts = (0..ATTEMPTS).cycle();
@@ -106,7 +106,7 @@ fn within_wait<T>(mut trial: impl FnMut(u32) -> T) -> T {
     poll::until("a trial that is shorter than the time for which a fragment waits", LIMIT, valid).unwrap().0
 }
 
-/// Runs a program on a frame while no slot is free.
+/// Runs a program on a frame while no slot of the SCTP reassembly buffer is free.
 #[track_caller]
 fn run_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8]) -> Outcome {
     within_wait(|_attempt| {
@@ -115,7 +115,7 @@ fn run_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8]) -> Outco
     })
 }
 
-/// Asserts the result of a program on a frame while no slot is free.
+/// Asserts the result of [`run_without_slot`].
 #[track_caller]
 fn becomes_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
     assert_eq!(run_without_slot(lab, program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
@@ -311,7 +311,8 @@ fn no_mapping_is_counted_for_an_unmapped_sctp_fragment() {
 /// A frame for a program, and the expected output and counter changes.
 type Step = (&'static str, Vec<u8>, Vec<u8>, Vec<Change>);
 
-/// Returns the fragments of an INIT, of the Pod's ABORT, and the first fragment of further data.
+/// Returns the steps of an association that the Pod refuses: all fragments of an INIT and of the Pod's ABORT, and the
+/// first fragment of later data.
 fn refused_association(client: SocketAddr) -> Vec<Step> {
     let init = sctp(client, node(), INIT, &[0; 100]);
     let abort = sctp(pod(), client, ABORT, &[0; 100]);

@@ -194,8 +194,8 @@ fn clients_next_packet_establishes_an_expired_flow_again() {
     });
 }
 
-/// If UDP's table is crowded, UDP flows get a shorter timeout. Otherwise, the table would become full and evict idle
-/// flows that may still have traffic.
+/// If the UDP flow table is crowded, UDP flows get a shorter timeout. Otherwise, the table would become full and evict
+/// flows that are idle but still in use.
 #[test]
 fn udp_flows_time_out_sooner_in_a_crowded_flow_table() {
     with_family(Family::V4, |lab| {
@@ -246,11 +246,11 @@ fn the_stated_number_of_flows_is_available_without_evictions() {
     });
 }
 
-/// A flood of one protocol, such as forged datagrams to a Pod that answers them, may fill the table of this protocol, but
-/// evicts no flow of another protocol.
+/// A flood of one protocol, such as forged datagrams to a Pod that answers them, may fill the table of this protocol,
+/// but evicts no flow of another protocol.
 #[test]
 fn full_flow_table_of_one_protocol_evicts_no_flows_of_others() {
-    /// The first number of a client of the flood; no number from here on is the client of `scene`.
+    /// The number of the flood's first client. The client of `scene` has a smaller number.
     const FLOOD: u32 = 16 << 16;
     for (flooded, protocol) in Protocol::ALL.into_iter().enumerate() {
         with_mappings_of(Family::V4, |lab| {

@@ -32,7 +32,7 @@ table inet npl_test {
   }
 }";
 
-/// A rule that is added to [`STATEFUL`] and drops all TCP packets.
+/// Adds to [`STATEFUL`] a rule that counts and drops all TCP packets.
 const DROP_TCP: &str = "
 add counter inet npl_test dropped
 insert rule inet npl_test forward meta l4proto tcp counter name dropped drop comment \"changed\"";
@@ -41,8 +41,8 @@ insert rule inet npl_test forward meta l4proto tcp counter name dropped drop com
 /// intervals between retransmissions double, so a larger number would take long.
 const DROPPED: u64 = 2;
 
-/// The minimum time without further data after which a flow counts as stopped. Between two drops, an offloaded flow may
-/// move no data by chance.
+/// The minimum time without further data after which a flow counts as stopped. During a shorter time between two drops,
+/// even a flow that is still offloaded may move no data by chance.
 const STALLED: Duration = Duration::from_secs(1);
 
 /// Time limit for waits for the kernel, far above their usual duration.
@@ -106,8 +106,8 @@ fn changed_forward_rules_apply_to_offloaded_flows() {
         transfer.wait_for_share(0.1, LIMIT).unwrap();
         world.node().nft(DROP_TCP).unwrap();
         let moved_before = transfer.moved();
-        // A time without further data would not show that the flow has stopped, because the machine may be slow. The
-        // flow has stopped if no data arrives while the stack drops retransmissions for a second.
+        // A time without further data alone would not show that the flow has stopped, because the machine may be slow.
+        // The flow has stopped if no data arrives while the stack drops retransmissions for at least a second.
         let stalled = || {
             let (moved, dropped, since) = (transfer.moved(), counted(&world, "dropped"), Instant::now());
             let more = || (counted(&world, "dropped") >= dropped + DROPPED && since.elapsed() >= STALLED).then_some(());

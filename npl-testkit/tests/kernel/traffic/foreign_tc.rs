@@ -169,7 +169,8 @@ fn is_answered(socket: &UdpSocket) -> bool {
     traffic::udp_receive(socket, &send(socket), poll::extended(LIMIT)).unwrap().is_some()
 }
 
-/// Whether the stack forwards a question to the Pod's server. If not, the question bypasses the stack, and is answered.
+/// Sends a question, and returns whether the stack forwards it to the Pod's server. A question that bypasses the stack
+/// is answered instead.
 fn is_forwarded(world: &World, socket: &UdpSocket) -> bool {
     let to_server = || world.node().packets_counted("inet npl_test to_server").unwrap();
     let (before, question) = (to_server(), send(socket));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged frames against live sockets. A second host of the network sends frames with the client's source address
-//! and wrong numbers, while the client and the Pod have a connection open.
+//! Tests forged frames against live sockets. A second host, in another network of the Node, sends frames with the
+//! client's source address and wrong numbers, while the client and the Pod have a connection open.
 
 use std::fmt::Debug;
 use std::io::{Read as _, Write as _};
@@ -113,7 +113,8 @@ impl Scene {
         socket
     }
 
-    /// Opens a connection between the sockets, after the attack.
+    /// Opens a connection from a new client socket to a new Pod socket. Calls `attack` with the client's address before
+    /// the client connects.
     fn connect(&self, family: Family, path: Path, protocol: i32, attack: impl FnOnce(SocketAddr)) -> Pair {
         let listener = self.pod_socket(family, Type::STREAM, protocol);
         listener.listen(16).unwrap();
@@ -129,17 +130,19 @@ impl Scene {
         Pair { client: client.into(), pod: pod.into(), address, server, wire }
     }
 
-    /// Sends forged segments: all combinations of flags to each address, and some in fragments. Returns the number of
-    /// segments without those in fragments.
+    /// Sends forged segments: each of [`ALL_FLAGS`] to each address, and some segments in fragments. Returns the number
+    /// of unfragmented segments.
     fn attack_tcp(&self, client: SocketAddr, isns: [(u32, u32); 3]) -> u64 {
         let mut sent = 0;
         for (number, destination) in self.destinations(Family::of(client.ip())).into_iter().enumerate() {
             for flags in ALL_FLAGS {
-                // There are 3 × 24 flags, so each destination gets other numbers with the same flags.
+                // The length of `ALL_FLAGS` is a multiple of 3. Without `number`, each destination would get the same
+                // numbers with the same flags.
                 let isns = isns[(sent + number) % isns.len()];
-                let payload: &[u8] = if sent.is_multiple_of(2) { b"" } else { b"forged" };
+                // No flag determines alone whether the segment has a payload.
+                let payload: &[u8] = if flags.count_ones() % 2 == 1 { b"" } else { b"forged" };
                 self.send(&with_isns(Packet::tcp(client, destination, flags, payload), isns));
-                if sent.is_multiple_of(4) {
+                if sent.is_multiple_of(5) {
                     self.send_parts(&with_isns(Packet::tcp(client, destination, flags, &[7; 200]), isns));
                 }
                 sent += 1;
@@ -148,8 +151,8 @@ impl Scene {
         sent as u64
     }
 
-    /// Sends forged ICMP errors about packets of the Pod to the client: to each address, with the address in the quote.
-    /// `reply` returns a packet from an address to the client.
+    /// Sends forged ICMP errors to each address. Each error quotes a packet from this address to the client; `reply`
+    /// returns the packet.
     fn attack_by_errors(&self, client: SocketAddr, reply: impl Fn(SocketAddr) -> Packet) {
         let family = Family::of(client.ip());
         let kinds =
@@ -310,8 +313,8 @@ fn forged_frames_do_not_harm_a_live_tcp_connection() {
     });
 }
 
-/// UDP has no numbers: forged datagrams on other paths than the client's may divert the Pod's datagrams until the
-/// client sends again. Forged datagrams on the client's own path, and errors, change nothing.
+/// UDP has no sequence numbers: forged datagrams on other paths than the client's may divert the Pod's datagrams until
+/// the client sends again. Forged datagrams on the client's own path and forged ICMP errors change nothing.
 #[test]
 fn forged_frames_do_not_harm_a_live_udp_flow() {
     in_each_case(|scene, family, path| {

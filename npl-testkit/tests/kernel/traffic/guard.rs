@@ -19,8 +19,8 @@ const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
-/// Counts packets that arrive at the client with another source port than the node port that it uses: the kernel has
-/// masqueraded these packets before NPL's program could translate their source.
+/// Counts packets that arrive at the client with another source port than the node port that the client uses: the
+/// kernel has masqueraded these packets before NPL's program could translate their source.
 const COUNT_MASQUERADED: &str = "
 table inet npl_test {
   counter tcp_masqueraded { }
@@ -165,7 +165,7 @@ fn replies_of_a_lost_connection_are_masqueraded_without_the_guard() {
         let mut pushed = push(&world, &served, node_ip);
         let count = |name| world.client().packets_counted(&format!("inet npl_test {name}")).unwrap();
         let are_masqueraded = || (count("tcp_masqueraded") > 0 && count("udp_masqueraded") > 0).then_some(());
-        poll::until("the Pod's data with another source", LIMIT, are_masqueraded).unwrap();
+        poll::until("masqueraded packets with the Pod's data at the client", LIMIT, are_masqueraded).unwrap();
         assert_eq!(pushed.has_arrived(), [false; 2], "by {node_ip}");
         world.client().nft("delete table inet npl_test").unwrap();
     }

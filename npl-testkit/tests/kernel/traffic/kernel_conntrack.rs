@@ -26,12 +26,12 @@ table inet npl_begun {
 /// Timeout in seconds that is longer than any test, also on a slow machine.
 const LONG: u32 = 3600;
 
-/// The number of UDP requests that follow each other without another action. Without offload, the stack forwards two
-/// packets for each request.
+/// The number of UDP requests of a series, during which the test does nothing else. Without offload, the stack forwards
+/// two packets for each request, so a series with fewer forwarded packets than requests is offloaded.
 const QUESTIONS: u64 = 10;
 
-/// The number of times that a packet must renew an entry's remaining time during the test, and the number of series of
-/// UDP requests that must bypass the stack.
+/// The number of times that packets must renew an entry's remaining time during the test, and the number of series of
+/// UDP requests in each family that must be offloaded.
 const RENEWALS: u32 = 4;
 
 /// The duration of a transfer at its rate, in seconds. The entries are observed for a few seconds, and the transfer
@@ -86,8 +86,8 @@ fn wait_until_timed_out(world: &World, protocol: Protocol) {
 
 /// The observed entries of one protocol, by address family and by the entry's id.
 ///
-/// No entry can time out on a slow machine, and each renewal is proved by two readings of the remaining time and by the
-/// clock.
+/// The observation does not depend on the speed of the machine: the timeout is too long for an entry to time out, and
+/// two readings of the remaining time, together with the clock, prove each renewal.
 #[derive(Default)]
 struct Observation {
     entries: BTreeMap<(bool, String), Renewals>,
@@ -97,7 +97,8 @@ struct Observation {
 #[derive(Debug)]
 struct Renewals {
     count: u32,
-    /// The latest time at which the entry would time out if no packet renewed it.
+    /// The latest time since the start of the observation at which the entry times out unless a packet renews its
+    /// remaining time.
     timeout_before: Duration,
 }
 

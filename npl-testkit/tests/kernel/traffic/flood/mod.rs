@@ -28,7 +28,7 @@ const TRAFFIC_THREADS: usize = 4;
 /// Open files per connection: both ends are in this process, and the test needs further files.
 const FILES_EACH: usize = 4;
 
-/// The number of SYNs that the flood sends before it checks again whether enough clients have connected.
+/// The number of SYNs that the flood sends between two checks of whether enough new clients have been counted.
 const FURTHER_SYNS: u64 = 1000;
 
 /// Share of new clients that must be answered within the time limit, per mille.
@@ -44,8 +44,8 @@ const ARRIVED_PER_MILLE: u64 = 990;
 struct Size {
     syns: u64,
     connections: usize,
-    /// Minimum number of new clients during the flood. On a slow machine, the flood continues until this number is
-    /// reached.
+    /// Minimum number of new clients of each protocol during the flood. On a slow machine, the flood continues until
+    /// this number is reached.
     new_clients: usize,
 }
 

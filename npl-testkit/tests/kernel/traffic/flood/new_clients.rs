@@ -49,7 +49,7 @@ struct Response {
 }
 
 impl NewClients {
-    /// Connects by TCP and by UDP in turn until `is_over`, and counts the clients of each protocol in `count`.
+    /// Connects by TCP and by UDP in turn until `is_over`. `count` is the number of clients of each protocol so far.
     pub(super) fn connect_repeatedly(
         from: &Netns,
         server: SocketAddr,
