@@ -245,7 +245,7 @@ fn merge<const KEY: usize, const ENTRY: usize>(pins: &Pins, from: &str, into: &s
         HashMap::<MapData, [u8; KEY], [u8; ENTRY]>::try_from(map).unwrap()
     };
     let mut table = open(into);
-    for entry in open(from).iter() {
+    for entry in &open(from) {
         let (key, entry) = entry.unwrap();
         table.insert(key, entry, 0).unwrap();
     }
