@@ -533,7 +533,7 @@ pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool
         protocol::UDP if is_crowded => UDP_CROWDED_NS,
         protocol::UDP => UDP_NS,
         _ if is_closed => CLOSED_NS,
-        _ if (client | pod) & FIN != 0 => HALF_CLOSED_NS,
+        _ if state.is_ending() => HALF_CLOSED_NS,
         protocol::SCTP => SCTP_NS,
         _ if !state.has_pod_spoken() => UNANSWERED_NS,
         _ => TCP_NS,

@@ -50,22 +50,22 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 }
 
 /// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table. Returns `None` if `element` returns `None`.
+/// the table.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
     reason = "a caller with little free stack calls this function from a function that is not inlined"
 )]
 #[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
-pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
     // The product has 63 bits, and its lowest bit is the coefficient of `x^62`. After the shift, the low half of the
     // word contains the coefficients of `x^63` to `x^32`, which the loop reduces modulo the CRC polynomial.
-    let product = carryless(a, element(index)?) << 1;
+    let product = carryless(a, element(index)) << 1;
     let mut rest = product as u32;
     for _ in 0..size_of::<u32>() {
-        rest = rest >> 8 ^ element(REMAINDERS | rest & 0xff)?;
+        rest = rest >> 8 ^ element(REMAINDERS | rest & 0xff);
     }
-    Some((product >> 32) as u32 ^ rest)
+    (product >> 32) as u32 ^ rest
 }
 
 /// The carry-less product of two words.
@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn times_element(a: u32, index: u32) -> u32 {
-        super::times_element(a, index, |index| TABLE.get(index as usize).copied()).unwrap()
+        super::times_element(a, index, |index| TABLE[index as usize])
     }
 
     /// The CRC of a message, computed bit by bit from the definition of the CRC. The tests compare the table-driven

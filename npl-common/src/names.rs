@@ -268,7 +268,7 @@ pub enum SlowPath {
 
 impl SlowPath {
     /// The slow path that `program` tail-calls; `None` if `program` has no slow path.
-    pub fn of(program: &str) -> Option<Self> {
+    fn of(program: &str) -> Option<Self> {
         match program {
             PROG_INGRESS | PROG_INGRESS_OFFLOAD => Some(Self::Ingress),
             PROG_INGRESS_REDIRECT => Some(Self::IngressRedirect),
@@ -286,9 +286,10 @@ impl SlowPath {
         2 * self as u32 + is_ipv6 as u32
     }
 
-    /// The indexes of both programs.
-    pub const fn indexes(self) -> [u32; 2] {
-        [self.index(false), self.index(true)]
+    /// The slow-path programs that `program` tail-calls: the index and name of each. Empty if `program` has no slow path.
+    pub fn programs_of(program: &str) -> impl Iterator<Item = (u32, &'static str)> {
+        let indexes = Self::of(program).into_iter().flat_map(|path| [path.index(false), path.index(true)]);
+        indexes.map(|index| (index, SLOW_PATH_PROGRAMS[index as usize]))
     }
 }
 

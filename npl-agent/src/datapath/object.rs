@@ -76,12 +76,13 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
         // In earlier builds of this ABI version, one flow table contains the flows of all protocols. The agent moves
         // this table, and later copies each entry to the table of the entry's protocol. If an agent was killed between
         // these steps, the table that it moved still exists, and the pinned table is a new one.
-        let is_moved = pins.replaced_maps().join(name).exists();
-        let has_all_protocols = match *name {
-            MAP_FLOW_V4 => !is_moved && !pins.map(MAP_UDP_FLOW_V4).exists(),
-            MAP_FLOW_V6 => !is_moved && !pins.map(MAP_UDP_FLOW_V6).exists(),
-            _ => false,
+        let of_udp = match *name {
+            MAP_FLOW_V4 => Some(MAP_UDP_FLOW_V4),
+            MAP_FLOW_V6 => Some(MAP_UDP_FLOW_V6),
+            _ => None,
         };
+        let has_all_protocols =
+            of_udp.is_some_and(|udp| !pins.map(udp).exists() && !pins.replaced_maps().join(name).exists());
         match info.filter(has_layout) {
             Some(info) if has_size(&info) && !has_all_protocols => {}
             Some(info) => {

@@ -153,8 +153,8 @@ impl Programs {
     /// Loads a TC program. First loads the slow-path program that the TC program tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
-            for index in SlowPath::of(name).into_iter().flat_map(SlowPath::indexes) {
-                let program = self.adopt_or_load(SLOW_PATH_PROGRAMS[index as usize])?;
+            for (index, slow_path) in SlowPath::programs_of(name) {
+                let program = self.adopt_or_load(slow_path)?;
                 self.set_slow_path(index, &program)?;
             }
             let program = self.adopt_or_load(name)?;
@@ -216,9 +216,8 @@ impl Programs {
         self.known_maps = ids(&maps);
         let mut slow_paths = Vec::new();
         for hook in ALWAYS {
-            let of_hook = SlowPath::of(hook).into_iter().flat_map(SlowPath::indexes);
             let adopted: Option<Vec<_>> =
-                of_hook.map(|index| Some((index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])?))).collect();
+                SlowPath::programs_of(hook).map(|(index, name)| Some((index, self.adopt(name)?))).collect();
             let (Some(adopted), Some(program)) = (adopted, self.adopt(hook)) else {
                 self.classifiers.clear();
                 return Ok(false);

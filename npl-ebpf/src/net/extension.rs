@@ -116,30 +116,33 @@ impl ChainEnd {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_ext_skip(skb: *mut __sk_buff, l4: u64, protocol: u32) -> u64 {
-    let ctx = &TcContext::new(skb);
-    let (mut l4, mut protocol, mut fragment_header) = (l4 & 0xffff, protocol as u8, 0);
+    find_end(&TcContext::new(skb), l4 & 0xffff, protocol as u8).unwrap_or(ChainEnd::UNPARSED).0
+}
+
+#[inline(always)]
+fn find_end(ctx: &TcContext, mut l4: u64, mut protocol: u8) -> Option<ChainEnd> {
+    let mut fragment_header = 0;
     for _ in 0..MAX_EXTENSIONS {
         if !is_extension(protocol) {
-            return ChainEnd::new(l4, protocol, fragment_header).0;
+            return Some(ChainEnd::new(l4, protocol, fragment_header));
         }
         if protocol == FRAGMENT {
-            let Some(header) = context::load::<FragmentHeader>(ctx, l4 as usize) else { return ChainEnd::UNPARSED.0 };
+            let header = context::load::<FragmentHeader>(ctx, l4 as usize)?;
             (fragment_header, protocol) = (l4, header.protocol);
             l4 += size_of::<FragmentHeader>() as u64;
             if header.is_later() {
-                return ChainEnd::new(l4, protocol, fragment_header).0;
+                return Some(ChainEnd::new(l4, protocol, fragment_header));
             }
         } else {
-            let Some(header) = context::load::<Extension>(ctx, l4 as usize) else { return ChainEnd::UNPARSED.0 };
+            let header = context::load::<Extension>(ctx, l4 as usize)?;
             if protocol == ROUTING && header.type_and_segments[1] != 0 {
-                return ChainEnd::UNPARSED.0;
+                return None;
             }
             protocol = header.protocol;
             l4 += (u64::from(header.length) + 1) * 8;
         }
     }
-    let end = if is_extension(protocol) { ChainEnd::UNPARSED } else { ChainEnd::new(l4, protocol, fragment_header) };
-    end.0
+    if is_extension(protocol) { None } else { Some(ChainEnd::new(l4, protocol, fragment_header)) }
 }
 
 /// Returns the fragment header at the offset `at`. If the packet ends before the end of the header, returns 0, which

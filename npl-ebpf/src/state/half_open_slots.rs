@@ -83,14 +83,18 @@ fn handshake_index<F: Family>(key: u64) -> u32 {
 #[inline(never)]
 pub fn remove_datagram_flow<F: Family>(hash: u64) -> bool {
     // The look-up is inlined: the callers have no free stack space for two nested frames.
-    let index = index_of::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash));
-    let Some(slot) = F::half_open(index) else { return false };
+    let Some(slot) = F::half_open(index_of_datagram_flow::<F>(hash)) else { return false };
     slot.store(0);
     true
 }
 
 #[inline(never)]
 fn datagram_index<F: Family>(hash: u64) -> u32 {
+    index_of_datagram_flow::<F>(hash)
+}
+
+#[inline(always)]
+fn index_of_datagram_flow<F: Family>(hash: u64) -> u32 {
     index_of::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash))
 }
 

@@ -4,11 +4,9 @@
 
 use std::path::Path;
 
-use aya::programs::ProgramInfo;
-use npl_agent::datapath::Pins;
-
 use crate::bpffs_pool::BPFFS;
 use crate::lab::{Lab, needs_perfmon, with_lab, with_loader_lab};
+use crate::links::programs::pinned_infos;
 
 /// The largest number of instructions of a program that the verifier may visit. A verifier gives up after a million.
 /// The limits are much lower, because kernels differ: of a program that Linux 5.10 refused, Linux 6.18 had visited
@@ -39,12 +37,9 @@ fn assert_all_load(lab: &mut Lab) {
     let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
     assert!(refused.is_empty(), "{refused:?}");
     let limit = if lab.datapath.hooks.are_unmitigated() { MAX_VISITED } else { MAX_VISITED_SPECULATIVELY };
-    let pins = Pins::new(Path::new(BPFFS));
-    for build in pins.builds().unwrap() {
-        for name in pins.program_names(&build).unwrap() {
-            // Kernels before Linux 5.16 do not report the number.
-            let visited = ProgramInfo::from_pin(pins.program(&build, &name)).unwrap().verified_instruction_count();
-            assert!(visited.is_none_or(|visited| visited <= limit), "{name}: {visited:?} visited instructions");
-        }
+    for ((_, name), info) in pinned_infos(Path::new(BPFFS)) {
+        // Kernels before Linux 5.16 do not report the number.
+        let visited = info.verified_instruction_count();
+        assert!(visited.is_none_or(|visited| visited <= limit), "{name}: {visited:?} visited instructions");
     }
 }

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{
     Facts, Finding,
-    forwarding::{Need, devices_of_pods, need, receiving_uplinks},
+    forwarding::{Need, client_uplinks, devices_of_pods, need},
     kernel::ASK_AS_ROOT,
 };
 use crate::core::{
@@ -256,7 +256,8 @@ impl Packet<'_> {
 
     /// Whether the client's address meets the condition. The client's address is not known. The check assumes that a
     /// client is outside of every network that contains the Pod, except networks that also contain an address of the
-    /// uplink or of the loopback device. `None` if the condition does not compare the client's address, or compares it with another network.
+    /// uplink or of the loopback device. `None` if the condition does not compare the client's address, or compares it
+    /// with another network.
     fn client_matches(&self, condition: &Condition) -> Option<bool> {
         let Field::Header { offset, length } = condition.field else { return None };
         let start = self.address_offset(self.kind == PacketKind::Reply);
@@ -446,8 +447,6 @@ fn packets(facts: &Facts, kind: PacketKind, family: Family) -> Vec<Packet<'_>> {
     let device = |ifindex| leading.iter().copied().find(|device| device.ifindex == ifindex);
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
     let pods: Vec<_> = of_family.filter_map(|(pod, ifindex)| Some((*pod, device(*ifindex)?))).take(SAMPLES).collect();
-    // Tunnels between Nodes are left out, because a firewall may filter them differently from the uplinks of clients.
-    let uplinks = receiving_uplinks(facts, family).into_iter().filter(|device| device.kind != DeviceKind::Tunnel);
     let to_each = |uplink| {
         let pods = if pods.is_empty() { vec![None] } else { pods.iter().copied().map(Some).collect() };
         pods.into_iter().flat_map(move |pod| {
@@ -455,7 +454,7 @@ fn packets(facts: &Facts, kind: PacketKind, family: Family) -> Vec<Packet<'_>> {
             ports.into_iter().map(move |port| Packet { kind, family, uplink, loopback, pod, port })
         })
     };
-    uplinks.flat_map(to_each).collect()
+    client_uplinks(facts, family).flat_map(to_each).collect()
 }
 
 /// Returns some of the mapped ports of a Pod; if no mapped port is known, returns one `None`, which stands for an
@@ -723,6 +722,14 @@ mod tests {
         assert!(!found(vec![established()]).contains("may drop"));
     }
 
+    /// A rule accepts only packets to the Pod network. This network contains the Node's address, so it may also contain
+    /// clients.
+    fn node_in_pod_network(facts: &mut Facts) {
+        first_device(facts).addresses = vec!["10.0.1.1".parse().unwrap()];
+        pinned(facts).addresses = ["10.0.1.1".parse().unwrap()].into();
+        dropping(facts, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
+    }
+
     /// A rule accepts the requests, and no rule accepts the replies, or the other way round.
     #[test]
     fn a_chain_that_accepts_only_one_direction_is_reported() {
@@ -749,27 +756,14 @@ mod tests {
                 "drops or rejects by a rule: IPv4 replies that leave through eth0",
                 "ip saddr POD-NETWORK accept",
             ),
-            // The network of the rule contains the Node's address, so it may contain clients, too.
-            (
-                |it| {
-                    first_device(it).addresses = vec!["10.0.1.1".parse().unwrap()];
-                    pinned(it).addresses = ["10.0.1.1".parse().unwrap()].into();
-                    dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
-                },
-                KEY,
-                State::Ok,
-                "may drop replies",
-                "",
-            ),
+            (node_in_pod_network, KEY, State::Ok, "may drop replies", ""),
             // The Node's address is on the loopback device, and the uplink has none.
             (
                 |it| {
-                    let node = vec!["10.0.1.1".parse().unwrap()];
-                    first_device(it).addresses.clear();
-                    let loopback = Device { addresses: node, ..Device::new(1, "lo", DeviceKind::Loopback) };
+                    node_in_pod_network(it);
+                    let addresses = std::mem::take(&mut first_device(it).addresses);
+                    let loopback = Device { addresses, ..Device::new(1, "lo", DeviceKind::Loopback) };
                     it.devices.as_mut().unwrap().push(loopback);
-                    pinned(it).addresses = ["10.0.1.1".parse().unwrap()].into();
-                    dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
                 },
                 KEY,
                 State::Ok,

@@ -152,13 +152,19 @@ fn list(devices: &[&Device]) -> String {
 
 /// The devices on which requests of an IP family arrive: the devices with NPL's programs or, if no device has programs
 /// yet, the devices to which the agent would attach programs.
-pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
+fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let attached: Vec<&Device> = devices.iter().filter(|device| facts.is_attached(device)).collect();
     let uplinks = if attached.is_empty() { facts.uplinks().collect() } else { attached };
     let may_receive =
         |it: &&Device| it.addresses.is_empty() || it.addresses.iter().any(|addr| Family::of(*addr) == family);
     routing_devices(devices, uplinks.into_iter().filter(may_receive).collect())
+}
+
+/// The devices on which clients' requests of an IP family arrive. Tunnels between Nodes are left out: replies to clients
+/// do not leave through tunnels, and a firewall may filter tunnels differently.
+pub(super) fn client_uplinks(facts: &Facts, family: Family) -> impl Iterator<Item = &Device> {
+    receiving_uplinks(facts, family).into_iter().filter(|device| device.kind != DeviceKind::Tunnel)
 }
 
 /// The devices through which the mapped Pods of a family are reached, and on which their replies arrive.

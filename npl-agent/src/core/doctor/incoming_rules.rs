@@ -4,9 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Facts, Finding, forwarding::receiving_uplinks, kernel::ASK_AS_ROOT};
+use super::{Facts, Finding, forwarding::client_uplinks, kernel::ASK_AS_ROOT};
 use crate::core::{
-    devices::{Device, DeviceKind, reply_routing::MAIN_TABLE},
+    devices::{Device, reply_routing::MAIN_TABLE},
     model::Family,
 };
 
@@ -19,11 +19,6 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         (Ok(routing), Ok(devices)) => (routing, devices),
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
-    // Replies to clients do not leave through tunnels between Nodes.
-    let uplinks_of = |family| -> BTreeSet<u32> {
-        let receiving = receiving_uplinks(facts, family).into_iter();
-        receiving.filter(|uplink| uplink.kind != DeviceKind::Tunnel).map(|uplink| uplink.ifindex).collect()
-    };
     let leads_to_pods = |device: &Device, family| {
         facts.pod_devices.iter().any(|(pod, ifindex)| *ifindex == device.ifindex && Family::of(*pod) == family)
     };
@@ -35,7 +30,7 @@ pub(super) fn incoming_rules(facts: &Facts) -> Finding {
         let Some(of_table) = routing.tables_of_incoming.get(&(rule.family, rule.table)) else { return false };
         // If the rule's table and the main table have a default route through the same uplink, and the rule's table also
         // has routes through the other uplinks, the rule does not divert replies.
-        let uplinks = uplinks_of(rule.family);
+        let uplinks: BTreeSet<u32> = client_uplinks(facts, rule.family).map(|uplink| uplink.ifindex).collect();
         let is_as_main = routes.iter().any(|it| {
             (it.family, it.table) == (rule.family, MAIN_TABLE) && uplinks.contains(&it.ifindex) && is_its(it.ifindex)
         });

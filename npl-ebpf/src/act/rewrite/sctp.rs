@@ -58,9 +58,8 @@ fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
 }
 
 /// The product of a polynomial and an element of the CRC table. Every index has an element, so no element is the default
-/// of 0, but the verifier requires a check of each look-up. With a default for each element, the function needs less
-/// stack than with one default for the product.
+/// of 0, but the verifier requires a check of each look-up.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
-    crc::times_element(polynomial, index, |index| Some(CRC.get(index).copied().unwrap_or(0))).unwrap_or(0)
+    crc::times_element(polynomial, index, |index| CRC.get(index).copied().unwrap_or(0))
 }

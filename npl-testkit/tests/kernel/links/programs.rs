@@ -20,17 +20,22 @@ use crate::world::World;
 const ALWAYS: [&str; 6] =
     ["npl_egress", "npl_in_slow4", "npl_in_slow6", "npl_ingress", "npl_out_slow4", "npl_out_slow6"];
 
-/// Ids of all pinned programs, by build and name.
-pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
+/// Properties of all pinned programs, by build and name.
+pub(crate) fn pinned_infos(bpffs: &Path) -> BTreeMap<(String, String), ProgramInfo> {
     let pins = Pins::new(bpffs);
-    let mut ids = BTreeMap::new();
+    let mut infos = BTreeMap::new();
     for build in pins.builds().unwrap() {
         for name in pins.program_names(&build).unwrap() {
-            let id = ProgramInfo::from_pin(pins.program(&build, &name)).unwrap().id();
-            ids.insert((build.clone(), name), id);
+            let info = ProgramInfo::from_pin(pins.program(&build, &name)).unwrap();
+            infos.insert((build.clone(), name), info);
         }
     }
-    ids
+    infos
+}
+
+/// Ids of all pinned programs, by build and name.
+pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
+    pinned_infos(bpffs).into_iter().map(|(key, info)| (key, info.id())).collect()
 }
 
 /// Renames the directory of pinned programs, as if another build had pinned them.

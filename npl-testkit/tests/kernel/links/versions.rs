@@ -282,16 +282,17 @@ fn conntrack_entries_of_a_table_for_all_protocols_are_copied_after_an_agent_was_
     world.datapath = None;
     let pins = Pins::new(world.bpffs.path());
     use_one_flow_table(&pins);
-    let moved = [MAP_FLOW_V4, MAP_FLOW_V6].map(|name| (pins.map(name), world.bpffs.path().join(name), name));
-    for (pin, aside, _) in &moved {
-        fs::rename(pin, aside).unwrap();
+    let tables = [MAP_FLOW_V4, MAP_FLOW_V6];
+    let aside = tables.map(|name| world.bpffs.path().join(name));
+    for (name, aside) in tables.iter().zip(&aside) {
+        fs::rename(pins.map(name), aside).unwrap();
     }
     // The killed agent has created and pinned its own tables for TCP, but not for the other protocols.
     drop(world.open());
     use_one_flow_table(&pins);
     let replaced = pins.version().join("replaced");
     fs::create_dir_all(&replaced).unwrap();
-    for (_, aside, name) in &moved {
+    for (name, aside) in tables.iter().zip(&aside) {
         fs::rename(aside, replaced.join(name)).unwrap();
     }
     world.datapath = Some(world.open());
