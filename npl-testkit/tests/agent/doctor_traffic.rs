@@ -421,6 +421,14 @@ const POD_RULE: &str = "rule add from 10.244.0.1 lookup 100 priority 1536\n\
                         route add default via 203.0.113.2 dev eth1 table 100";
 const NO_POD_RULE: &str = "rule del priority 1536\nroute flush table 100";
 
+/// The Node address of the first uplink gets a routing table of its own. The default route of the main table leads
+/// through the second uplink.
+const ADDRESS_RULE: &str = "rule add from 192.0.2.10 lookup 100 priority 1536\n\
+                            route add default via 192.0.2.1 dev eth0 table 100\n\
+                            route replace default via 203.0.113.2 dev eth1";
+const NO_ADDRESS_RULE: &str = "route replace default via 192.0.2.1 dev eth0\nrule del priority 1536\n\
+                               route flush table 100";
+
 fn routing_cases() -> Vec<Case> {
     vec![
         case(
@@ -465,6 +473,13 @@ fn routing_cases() -> Vec<Case> {
             vec![Ip(POD_RULE), Sysctl(STRICT, "1")],
             vec![Sysctl(STRICT, "0"), Ip(NO_POD_RULE)],
             vec![("reply_routes", "warning", "docs/troubleshoot.md"), ("rp_filter", "warning", "arrive on eth0")],
+            ALL_BUT_V4_OF_FIRST,
+        ),
+        case(
+            "strict reverse path filtering, and the Node address has a routing table of its own",
+            vec![Ip(ADDRESS_RULE), Sysctl(STRICT, "1")],
+            vec![Sysctl(STRICT, "0"), Ip(NO_ADDRESS_RULE)],
+            vec![("reply_routes", "warning", "192.0.2.10"), ("rp_filter", "warning", "arrive on eth0")],
             ALL_BUT_V4_OF_FIRST,
         ),
         case(

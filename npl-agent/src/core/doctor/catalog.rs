@@ -182,11 +182,11 @@ checks! {
         effect "Requests or replies are dropped, except with `--forwarding redirect`.",
         action "[Allow forwarded connections](../troubleshoot.md#a-firewall-drops-forwarded-connections).";
     rp_filter: "Does reverse path filtering accept requests to mapped Pods?"
-        Ok "No uplink has strict filtering, or no mapped Pod has its own routing table whose default route leads through another uplink. The finding reports strict, loose or off for each uplink.",
-        Warning "Reverse path filtering is strict on an uplink, and a policy routing rule gives a mapped Pod a routing table whose default route leads through another uplink.",
+        Ok "No uplink has strict filtering, or no policy routing rule makes strict filtering drop requests to node ports. The finding reports strict, loose or off for each uplink.",
+        Warning "Reverse path filtering is strict on an uplink, and either a policy routing rule gives a mapped Pod a routing table whose default route leads through another uplink, or a rule gives a Node address a routing table for this uplink while the default route of the main table leads through another one.",
         Unknown UNREADABLE_SYSCTL;
-        effect "Requests to these Pods that arrive on the uplink are dropped. Requests to other Pods are dropped only if the main table's route to the client leads through another uplink.",
-        action "For Pods with their own routing table, set `rp_filter` to loose (2) on the uplink, or use `--forwarding redirect`.";
+        effect "Requests that arrive on the uplink are dropped: in the first case those to these Pods, in the second case those of all clients to which the main table's route leads through another uplink. The kernel looks up the route from the Pod's address, to which NPL has translated the Node address.",
+        action "Set `rp_filter` to loose (2) on the uplink, or use `--forwarding redirect`.";
     conntrack_liberal: "Does kernel conntrack accept out-of-window packets, as `--forwarding offload` requires?"
         Ok "`nf_conntrack_tcp_be_liberal` is 1, or kernel conntrack is not loaded.",
         Warning "`nf_conntrack_tcp_be_liberal` is 0.",

@@ -2,10 +2,11 @@
 //! The doctor's checks of sysctls.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use super::{Device, Facts, Finding, Setting, Sysctls, software};
 use crate::core::{
-    devices::reply_routing::{MAIN_TABLE, Selector},
+    devices::reply_routing::{MAIN_TABLE, Routing, Selector},
     model::{
         Family,
         port_range::{EphemeralPorts, port_range_warnings},
@@ -19,9 +20,9 @@ const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
 /// Reports the mode of reverse path filtering. Strict filtering drops a request if the route from the Pod to the client
-/// leads through another device than the one on which the request arrived. The check warns about Pods whose own routing
-/// table leads through another uplink, even if marks route the replies: the request has no mark, so the filter looks
-/// up the route without a mark.
+/// leads through another device than the one on which the request arrived. The check warns about Pods and Node addresses
+/// whose own routing table leads through another uplink than the route that the filter looks up, even if marks route the
+/// replies: the request has no mark, so the filter looks up the route without a mark.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -37,19 +38,28 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
     };
     let shown: Vec<String> = facts.uplinks().map(|it| format!("{} on {}", strictness(of(&it.name)), it.name)).collect();
     let shown = if shown.is_empty() { strictness(all).to_owned() } else { shown.join(", ") };
-    let strict = facts.uplinks().filter(|it| strictness(of(&it.name)) == "strict");
-    let dropping: Vec<&str> =
-        strict.filter(|it| has_pods_routed_elsewhere(facts, it)).map(|it| it.name.as_str()).collect();
-    if dropping.is_empty() {
+    let strict: Vec<&Device> = facts.uplinks().filter(|it| strictness(of(&it.name)) == "strict").collect();
+    let names = |dropping: &dyn Fn(&Device) -> bool| {
+        strict.iter().filter(|it| dropping(it)).map(|it| it.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let of_pods = names(&|uplink| has_pods_routed_elsewhere(facts, uplink));
+    let of_addresses = names(&|uplink| has_addresses_routed_apart(facts, uplink));
+    let (cause, requests, uplinks) = if !of_pods.is_empty() {
+        let cause = "policy routing rules give mapped Pods a routing table that leads through another uplink";
+        (cause, "requests to these Pods", of_pods)
+    } else if !of_addresses.is_empty() {
+        let cause = "a policy routing rule gives a Node address a routing table, but the filter looks up the route from \
+                     the Pod's address, which leads through another uplink";
+        (cause, "requests", of_addresses)
+    } else {
         return Finding::ok(key, shown);
-    }
+    };
     Finding::warning(
         key,
-        format!("{shown}; policy routing rules give mapped Pods a routing table that leads through another uplink"),
+        format!("{shown}; {cause}"),
         format!(
-            "the kernel drops requests to these Pods that arrive on {}: set rp_filter to 2 (loose) on this uplink, or set \
-             --forwarding redirect",
-            dropping.join(", ")
+            "the kernel drops {requests} that arrive on {uplinks}: set rp_filter to 2 (loose) on this uplink, or set \
+             --forwarding redirect"
         ),
     )
 }
@@ -61,13 +71,37 @@ fn has_pods_routed_elsewhere(facts: &Facts, uplink: &Device) -> bool {
     let pods = datapath.pods_of_the_stack();
     routing.rules.iter().any(|rule| {
         let Selector::Source(pod) = rule.selector else { return false };
-        let of_table = routing.default_routes.iter().filter(|it| (it.family, it.table) == (Family::V4, rule.table));
-        let devices: BTreeSet<u32> = of_table.map(|route| route.ifindex).collect();
+        let devices = devices_of(routing, rule.table);
         (rule.family, rule.table == MAIN_TABLE) == (Family::V4, false)
             && pods.contains(&pod)
             && !devices.is_empty()
             && !devices.contains(&uplink.ifindex)
     })
+}
+
+/// Whether a policy routing rule gives an IPv4 address of the Node a routing table whose default route leads through
+/// this uplink, while the default routes of the main table lead through others. Without NPL, the filter looks up the
+/// route from the Node address; NPL has replaced this address by the Pod's address, whose route is in the main table.
+fn has_addresses_routed_apart(facts: &Facts, uplink: &Device) -> bool {
+    let (Ok(routing), Ok(datapath)) = (&facts.routing, &facts.datapath) else { return false };
+    let of_main = devices_of(routing, MAIN_TABLE);
+    let is_apart = |table| {
+        table != MAIN_TABLE
+            && devices_of(routing, table).contains(&uplink.ifindex)
+            && !of_main.is_empty()
+            && !of_main.contains(&uplink.ifindex)
+    };
+    datapath.pods_of_the_stack().iter().any(IpAddr::is_ipv4)
+        && routing.rules.iter().any(|rule| {
+            let Selector::Source(address) = rule.selector else { return false };
+            rule.family == Family::V4 && datapath.addresses.contains(&address) && is_apart(rule.table)
+        })
+}
+
+/// The devices of the IPv4 default routes in a routing table.
+fn devices_of(routing: &Routing, table: u32) -> BTreeSet<u32> {
+    let of_table = routing.default_routes.iter().filter(|it| (it.family, it.table) == (Family::V4, table));
+    of_table.map(|route| route.ifindex).collect()
 }
 
 fn strictness(value: &str) -> &str {

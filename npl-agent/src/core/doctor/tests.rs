@@ -117,8 +117,8 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // Pins, devices, rules, ephemeral ports and a running agent each affect several checks. A change of one of
-        // these facts may therefore change the findings of several checks.
+        // Several checks use the pinned maps and programs, the list of devices, the policy routing rules,
+        // `ip_local_port_range`, the BPF file system, and whether an agent runs.
         let matters_to_many = facts.datapath != well().datapath
             || facts.devices.is_err()
             || facts.routing.is_err()
@@ -382,6 +382,30 @@ fn route_pod_through(facts: &mut Facts, ifindex: u32) {
 }
 
 #[test]
+fn a_reverse_path_filter_that_drops_requests_to_a_node_address_with_a_routing_table_is_reported() {
+    let mut facts = well();
+    route_address_through(&mut facts, UPLINK, 9);
+    let findings = examine(&facts);
+    let states = ["rp_filter", "reply_routes"]
+        .map(|key| findings.iter().find(|finding| finding.key == key).map(|finding| (finding.state, &finding.found)));
+    assert!(matches!(states[0], Some((State::Warning, found)) if found.contains("gives a Node address")), "{states:?}");
+    assert!(matches!(states[1], Some((State::Warning, _))), "{states:?}");
+}
+
+/// Gives a Node address a routing table of its own with a default route through the device `of_address`. The default
+/// route of the main table leads through the device `of_main`.
+fn route_address_through(facts: &mut Facts, of_address: u32, of_main: u32) {
+    let family = Family::V4;
+    let address = *pinned(facts).addresses.iter().find(|address| address.is_ipv4()).unwrap();
+    let default_routes = [(MAIN_TABLE, of_main), (100, of_address)];
+    facts.routing = Ok(Routing {
+        rules: vec![RoutingRule { family, selector: Selector::Source(address), table: 100 }],
+        default_routes: default_routes.map(|(table, ifindex)| DefaultRoute { family, table, ifindex }).into(),
+        ..Routing::default()
+    });
+}
+
+#[test]
 fn reverse_path_filters_are_shown_by_the_greater_setting_and_reported_if_they_drop_requests() {
     check(&[
         (|_| {}, "rp_filter", State::Ok, "strict on eth0", ""),
@@ -417,6 +441,21 @@ fn reverse_path_filters_are_shown_by_the_greater_setting_and_reported_if_they_dr
         (
             |it| {
                 route_pod_through(it, 9);
+                pinned(it).forwarding = Some(Forwarding::Redirect);
+                pinned(it).redirected = pinned(it).pods();
+            },
+            "rp_filter",
+            State::Ok,
+            "strict on eth0",
+            "",
+        ),
+    ]);
+    check(&[
+        (|it| route_address_through(it, 9, UPLINK), "rp_filter", State::Ok, "strict on eth0", ""),
+        (|it| route_address_through(it, UPLINK, UPLINK), "rp_filter", State::Ok, "strict on eth0", ""),
+        (
+            |it| {
+                route_address_through(it, UPLINK, 9);
                 pinned(it).forwarding = Some(Forwarding::Redirect);
                 pinned(it).redirected = pinned(it).pods();
             },

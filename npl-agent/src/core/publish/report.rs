@@ -111,13 +111,14 @@ impl Reports {
             let entry = self.entries.entry(key).or_insert(Entry { note: None, reported: None, due: now });
             if entry.note.as_ref() != Some(&note) {
                 let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS)).unwrap_or_default();
-                let settled = quiet_until.max(now.plus(SETTLE_MILLIS));
                 let delayed = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
                 let is_refresh = entry.reported.is_some_and(|at| entry.due == at.plus(REFRESH_MILLIS));
-                // A change of the text does not restart the delay of an Event that is already pending. Otherwise, a
-                // text that changes more often than once in the delay would postpone the Event for ever.
+                // A change of the text does not delay an Event that is already pending. Otherwise, a text that changes
+                // often would postpone the Event forever.
                 let is_pending = entry.note.is_some() && !is_refresh;
-                entry.due = if is_pending { entry.due.max(settled).min(delayed) } else { delayed };
+                if !is_pending {
+                    entry.due = delayed;
+                }
                 entry.note = Some(note);
             }
         }
