@@ -245,6 +245,9 @@ fn doctor_reports_a_missing_capability_and_a_missing_bpffs_without_which_no_agen
         assert_ok(&world, key, "held");
         let refused = without(&world, dropped, &["run", "--node-name", "node-1"]).output().unwrap();
         assert_eq!(refused.status.code(), Some(1), "{}", tools::show(&without(&world, dropped, &[])));
+        let reason = format!("missing capability {}", key.to_uppercase());
+        let printed = [refused.stdout, refused.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+        assert!(printed.contains(&reason), "{reason:?} is not in {printed}");
     }
     let mut world = world;
     world.create_node();
