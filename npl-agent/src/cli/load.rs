@@ -14,8 +14,8 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// How long the command waits for the end of an agent. If a Node joins another group of Nodes, Kubernetes starts the
-/// Pod of one DaemonSet while the Pod of the other one ends.
+/// The time for which the command waits until another agent ends. If a Node joins another group of Nodes, Kubernetes
+/// starts the Pod of one DaemonSet while the Pod of the other one ends.
 const PREVIOUS_AGENT: Duration = Duration::from_secs(10);
 
 /// Loads and pins every program that an agent on this Node may need. Programs that are already pinned are not loaded

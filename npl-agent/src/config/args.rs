@@ -150,7 +150,7 @@ pub enum GenerateCommand {
     /// Write the man pages of all commands into a folder.
     #[command(hide = true)]
     Man {
-        /// The folder, which is created.
+        /// The folder. The command creates the folder if it does not exist.
         #[arg(value_name = "DIRECTORY")]
         directory: PathBuf,
     },
@@ -174,7 +174,7 @@ pub struct RunArgs {
     pub port_range: PortRange,
 
     /// Map Pod ports of these protocols: tcp, udp and sctp, separated by commas. Add sctp only for load balancers that
-    /// support it: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
+    /// support SCTP: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
     #[arg(long, env = "NPL_PROTOCOLS", value_name = "LIST", default_value = "tcp,udp", value_parser = value::protocols)]
     pub protocols: BTreeSet<Protocol>,
 
@@ -205,9 +205,9 @@ pub struct RunArgs {
     pub attach: Attach,
 
     /// Publish the Node's `InternalIP` or `ExternalIP`. If the Node has no address of the chosen type, publish the
-    /// address of the other type. Alternatively, publish these addresses, at most one of each IP family, or the Node's
-    /// first address in one of these ranges. A published address does not change while the Node still lists it.
-    /// npl-feed serves a published address only if the Node lists it.
+    /// address of the other type. Alternatively, publish the given addresses, at most one of each IP family, or the
+    /// Node's first address in one of the given ranges. A published address does not change while the Node still lists
+    /// it. npl-feed serves a published address only if the Node lists it.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -253,7 +253,7 @@ pub struct RunArgs {
 
     /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
     /// late packets do not reach another Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that
-    /// still receive packets are reused last.
+    /// still receive packets after this time are reused last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
@@ -319,9 +319,9 @@ pub struct RunArgs {
     )]
     pub listen: SocketAddr,
 
-    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus outside of the Node. Clients
-    /// are not authenticated: restrict the port by a host firewall. An address of either family may be in brackets,
-    /// such as [192.0.2.10]:9912. Unset: serve /metrics only on the address of --listen.
+    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus server outside of the Node.
+    /// Clients are not authenticated: restrict the port by a host firewall. An address of either family may be in
+    /// brackets, such as [192.0.2.10]:9912. Unset: serve /metrics only on the address of --listen.
     #[arg(
         long, env = "NPL_METRICS_LISTEN", value_name = "ADDRESS:PORT", value_parser = value::metrics_listen
     )]
@@ -345,7 +345,7 @@ pub struct RunArgs {
 /// Flags of `cleanup`.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupArgs {
-    /// Which BPF file system to clean up, and how to print what was removed.
+    /// The BPF file system to clean up, and the format of the output.
     #[command(flatten)]
     pub view: ViewArgs,
 
@@ -354,7 +354,8 @@ pub struct CleanupArgs {
     #[arg(long, env = "NPL_DRY_RUN")]
     pub dry_run: bool,
 
-    /// Wait for SIGTERM after the cleanup. Needed in a DaemonSet, whose containers would be restarted if they exited.
+    /// Wait for SIGTERM after the cleanup. A DaemonSet needs this flag, because Kubernetes restarts its containers
+    /// whenever they exit.
     #[arg(long, env = "NPL_STAY")]
     pub stay: bool,
 }
@@ -548,10 +549,10 @@ pub(super) const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 /// The format of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum OutputFormat {
-    /// Tables and text for people.
+    /// Tables and text for people; `npl-agent bundle` writes an archive instead.
     #[default]
     Table,
-    /// Tables with all columns.
+    /// The same as `table`, with all columns of the tables.
     Wide,
     /// JSON for programs.
     Json,

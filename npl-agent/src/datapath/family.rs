@@ -178,8 +178,8 @@ impl<L: Layout> FlowTable<L> {
     }
 
     /// Removes the entries for which `is_expired` returns true. The arguments of `is_expired` are the flow's key, the
-    /// flow's entry, and whether the table is crowded. Adds the keys of the removed entries to `removed`, also if the
-    /// result is an error. Returns the number of entries before the removal.
+    /// flow's entry, and whether the table is crowded ([`flows::is_crowded`]). Adds the keys of the removed entries to
+    /// `removed`, even if the result is an error. Returns the number of entries before the removal.
     fn remove_expired(
         &mut self,
         is_expired: impl Fn(&L::FlowKey, &L::Flow, bool) -> bool,

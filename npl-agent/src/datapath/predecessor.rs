@@ -208,7 +208,8 @@ fn insert_missing<K: aya::Pod, V: aya::Pod>(
 }
 
 /// Clears the maps of host connections. If programs of another version ran ahead of this version's programs at egress,
-/// this version's programs got translated replies, and wrongly recorded them as packets of the Node itself.
+/// this version's programs received translated replies, and wrongly recorded these replies as packets of the Node
+/// itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {

@@ -103,7 +103,7 @@ meanings! {
         Shared: "An agent has written the same Event about a Service in the last 15 minutes, so this agent did not write the Event.",
         Gone: "The namespace is deleted or terminating.",
         Denied: "RBAC denies Events; apply `deploy/npl.yaml`.",
-        Failed: "The request failed for another reason; the agent retries it.",
+        Failed: "The request failed for another reason; the agent retries the request.",
     }
     WATCHED of WatchedResource {
         Pods: "The Pods of this Node.",
@@ -152,7 +152,7 @@ meanings! {
     REQUEST_PROGRAMS of RequestProgram {
         Xdp: "An XDP program translates requests; TC programs translate replies and the packets that XDP passes on.",
         Tcx: "TC programs with TCX links translate requests and replies.",
-        Clsact: "TC programs as filters of a clsact qdisc translate requests and replies, before Linux 6.6.",
+        Clsact: "Before Linux 6.6, TC programs as filters of a clsact qdisc translate requests and replies.",
     }
 }
 

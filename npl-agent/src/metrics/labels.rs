@@ -313,7 +313,7 @@ impl RemovalCause {
     }
 }
 
-/// A map whose entries are counted only by the sweeper; also the value of the metric label `table`.
+/// A map whose entries only the sweeper counts; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
     /// The half-open cache.

@@ -453,7 +453,7 @@ impl Families {
         (devices, device_info): (Labelled<DeviceLabel, Gauge>, Labelled<DeviceInfoLabels, Gauge>),
         problems: Labelled<ReasonLabel, Gauge>,
     ) {
-        registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
+        registry.register("mappings", "Mappings of the agent, including draining mappings, by IP family", mappings);
         registry.register("node_ports", "Node ports of --port-range, by IP family, protocol and state", ports);
         registry.register(
             "devices",

@@ -134,8 +134,8 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // The error is ignored, because the agent has already logged at its start if the thread, and therefore the
-        // table, is missing.
+        // The error is ignored: it means that the thread is missing, and the agent has logged a warning about that at
+        // its start.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }

@@ -79,7 +79,7 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     let mut sentences = vec![format!("{written} records")];
     if unwritten > 0 {
         sentences.push(format!(
-            "{unwritten} more records were not written, because the reader of the output paused or closed it"
+            "{unwritten} more records were not written, because the reader of the output paused or closed the output"
         ));
     }
     if left_out.rate_limited > 0 {
