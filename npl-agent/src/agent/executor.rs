@@ -39,11 +39,11 @@ pub enum OpError {
     /// The patch of a Pod failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Within the last two minutes, a packet arrived at this unmapped node port, or the port's mapping was removed, so
-    /// clients may still use the port for an earlier Pod.
+    /// Within about the last two minutes, a packet arrived at this unmapped node port, or the port's mapping was
+    /// removed, so clients may still use the port for an earlier Pod.
     #[error(
-        "reserve node port {frontend}: a packet arrived at this unmapped port, or its mapping was removed, a short \
-         time ago; the port counts as unused in {wait:?} at the earliest"
+        "reserve node port {frontend}: a short time ago, a packet arrived at this unmapped port, or the port's mapping \
+         was removed; the port counts as unused in {wait:?} at the earliest"
     )]
     RecentTraffic {
         /// The node port that was not reserved.
@@ -70,8 +70,8 @@ pub struct Executor {
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
-    /// The node port range; `None` after this agent has written its first mappings. Before and after it writes these
-    /// mappings, the agent records the connections to ports of the range that other software translates.
+    /// The node port range; `None` after this agent has written its first mappings. Before and after the agent writes
+    /// these mappings, it records the connections to ports of the range that other software translates.
     unread_range: Option<PortRange>,
 }
 

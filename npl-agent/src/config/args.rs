@@ -93,8 +93,8 @@ pub enum Command {
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
     /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
-    /// Marks the first condition that does not hold, and names the section of the documentation about it. Exits with 0
-    /// if every condition holds, 1 if one does not, 2 without a running agent.
+    /// Marks the first condition that does not hold, and names the section of the documentation about this condition.
+    /// Exits with 0 if every condition holds, 1 if a condition does not hold, 2 without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
@@ -119,8 +119,8 @@ pub enum Command {
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(BundleArgs),
     /// Load the kernel programs for an agent that starts later and has fewer capabilities. With `CAP_PERFMON`, the
-    /// kernel adds no Spectre mitigations to the programs, which makes them faster; without `CAP_PERFMON`, load does
-    /// nothing.
+    /// kernel adds no Spectre mitigations to the programs, so the programs are faster; without `CAP_PERFMON`, the
+    /// command does nothing.
     Load(LoadArgs),
     /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
     /// and connections break. `--dry-run` lists what would be removed, and changes nothing.
@@ -224,14 +224,14 @@ pub struct RunArgs {
 
     /// Read only Services of these namespaces (at most 16, separated by commas), so that the API server sends less
     /// data. Node ports of Pods in other namespaces are withdrawn, as if no Service were enabled there. The agent does
-    /// not know the `nodePort`s of Services in other namespaces: keep --port-range apart from them. The agent still
-    /// reads all Pods of its Node. Unset or empty: all namespaces.
+    /// not know the `nodePort`s of Services in other namespaces: keep --port-range apart from these ports. The agent
+    /// still reads all Pods of its Node. Unset or empty: all namespaces.
     #[arg(long, env = "NPL_NAMESPACES", value_name = "LIST")]
     pub namespaces: Option<Namespaces>,
 
     /// Read only Services with these labels, in the syntax of `kubectl get --selector`, so that the API server sends
     /// less data in large clusters. Node ports of other Services are withdrawn, as if these Services were not enabled.
-    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all.
+    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from these ports. Unset: all.
     #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
     pub service_selector: Option<String>,
 
@@ -275,9 +275,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 
-    /// Let processes on this Node, including those of its Pods, connect to mappings if they belong to this cgroup v2 or
-    /// to a cgroup below it. "auto" finds the root of the cgroup hierarchy; in a container, give the mount point of the
-    /// Node's hierarchy. With "none", no process on this Node can connect to mappings.
+    /// Let the processes of this cgroup v2 and of the cgroups below it connect to mappings, including processes of
+    /// Pods. "auto" finds the root of the cgroup hierarchy; in a container, give the mount point of the Node's
+    /// hierarchy. With "none", no process on this Node can connect to mappings.
     #[arg(
         long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto",
         value_parser = value::cgroup

@@ -115,7 +115,7 @@ pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
 }
 
 /// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. The parser of the dependency jiff is not
-/// used, because it also accepts signs, fractions and words such as `ago`.
+/// used, because that parser also accepts signs, fractions and words such as `ago`.
 ///
 /// # Errors
 ///

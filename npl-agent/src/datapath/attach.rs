@@ -41,7 +41,8 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// The TC handle of this ABI version's filters. It distinguishes these filters from other filters of the same priority.
+/// The TC handle of this ABI version's filters. The handle distinguishes these filters from other filters of the same
+/// priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
 /// The handle of the temporary filter, which translates packets while the agent moves NPL's filter ahead of other
 /// filters.

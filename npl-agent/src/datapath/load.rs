@@ -376,7 +376,7 @@ impl Datapath {
         // An agent of a version without a lookup cache may have changed mappings without invalidating cached lookups of
         // these mappings.
         self.tables.clear_lookup_cache()?;
-        // The seed is part of the hash of half-open entries, so it must survive a restart.
+        // The seed is part of the hash of half-open entries, so the seed must survive a restart of the agent.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // If a flag in the configuration is set, the TC programs look up in `npl_pre_tc_devs` whether XDP may have

@@ -193,7 +193,8 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
-/// Inserts an element unless the map has an element with this key, or has no room. Returns whether it was inserted.
+/// Inserts an element unless the map has an element with this key, or has no room. Returns whether the element was
+/// inserted.
 fn insert_missing<K: aya::Pod, V: aya::Pod>(
     to: &mut HashMap<MapData, K, V>,
     name: &'static str,
@@ -274,8 +275,8 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
 /// Copies the predecessors' conntrack entries for the last time, then detaches the predecessors' programs and removes
 /// their pins. Returns the ABI versions that were removed.
 ///
-/// The XDP programs are detached before the copy. Without them, this agent's programs receive all requests before the
-/// predecessors' programs do, so the copy misses no flow.
+/// The XDP programs are detached before the copy. Without the XDP programs, this agent's programs receive all requests
+/// before the predecessors' programs do, so the copy misses no flow.
 pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {

@@ -168,7 +168,7 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Applies `change` to the configuration, and writes the result if it differs.
+    /// Applies `change` to the configuration, and writes the result unless it equals the present configuration.
     ///
     /// # Errors
     ///

@@ -134,8 +134,8 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // The error is ignored: it means that the thread is missing, and the agent has logged a warning about that at
-        // its start.
+        // The error is ignored: it means that the thread could not be started, and the agent has logged that failure as
+        // a warning.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
