@@ -269,8 +269,8 @@ impl Reconciler {
     fn handle_answer(&mut self, (op, result): PatchAnswer) {
         match result {
             Ok(patched) => {
-                // The answer contains the patched Pod. The core ignores the watch event that brings the same version of
-                // the Pod later.
+                // The answer contains the patched Pod. The core ignores a later watch event with the same version of
+                // the Pod.
                 self.state.apply(Change::Pod(patched.pod));
                 self.are_routes_due = true;
                 self.record_success(&op);

@@ -243,7 +243,7 @@ impl<L: Layout> Maps<L> {
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
-    /// Makes the half-open entries of these flows expire, after the flows were removed from the flow table: the phase
+    /// Makes the half-open entries of these flows expire, after the flows were removed from the flow tables: the phase
     /// "established" becomes "replied" (see [`after_removal`]).
     fn end_words(&self, keys: &[L::FlowKey], seed: u64) -> Result<(), DatapathError> {
         if keys.is_empty() {

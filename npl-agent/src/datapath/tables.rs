@@ -67,7 +67,7 @@ pub struct MappingRecord {
     pub stats: MappingStats,
 }
 
-/// An entry of NPL's flow table: an established connection or UDP flow.
+/// An entry of one of NPL's flow tables: an established connection or UDP flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The transport protocol of the flow.

@@ -292,7 +292,7 @@ impl RequestProgram {
     }
 }
 
-/// Why an entry was removed from NPL's flow table; also the value of the metric label `cause`.
+/// Why an entry was removed from one of NPL's flow tables; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
     /// The connection had ended, or had been idle for longer than its timeout.

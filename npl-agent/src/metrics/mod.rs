@@ -194,12 +194,12 @@ impl Metrics {
         self.0.families.flow_limit.get_or_create(&ProtocolLabel { protocol }).set(gauge(flows as u64));
     }
 
-    /// Counts entries that were removed from NPL's flow table of an IP family.
+    /// Counts entries that were removed from NPL's flow tables of an IP family.
     pub fn count_removed_flows(&self, family: Family, cause: RemovalCause, count: u64) {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).inc_by(count);
     }
 
-    /// Returns the number of entries that were removed from NPL's flow table of an IP family since the start of the
+    /// Returns the number of entries that were removed from NPL's flow tables of an IP family since the start of the
     /// agent.
     pub fn removed_flows(&self, family: Family, cause: RemovalCause) -> u64 {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).get()

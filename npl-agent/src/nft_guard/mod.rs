@@ -312,7 +312,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads the table from the kernel and corrects differences, because other software may have changed the table.
+    /// Reads the table from the kernel and corrects differences from the wanted content, because other software may
+    /// have changed the table.
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {

@@ -29,7 +29,7 @@ pub(super) trait Sink<T>: Send + 'static {
     fn flush(&mut self) -> anyhow::Result<bool>;
 }
 
-/// Passes trace records to the thread that writes them to the output.
+/// Passes trace records to the thread that writes the records to the output.
 pub(super) struct Writer<T> {
     records: Sender<T>,
     written: Arc<AtomicU64>,
