@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
     if reads_packed_relocations() {
         // A statically linked agent relocates itself at its start. Unpacked relocations take a megabyte of resident
-        // memory; packed relocations take some ten kilobytes.
+        // memory; packed relocations take about ten kilobytes.
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
     let embedded = PathBuf::from(env::var("OUT_DIR")?).join("npl.bpf.o");

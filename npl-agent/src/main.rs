@@ -73,7 +73,8 @@ fn run_agent(args: RunArgs, runtime: &tokio::runtime::Runtime) -> ExitCode {
     for name in environment::unknown_variables() {
         warn!(
             see = pages::url(pages::OPTIONS),
-            name, "this environment variable begins with NPL_, but the agent has no such variable: check its spelling"
+            name,
+            "this environment variable begins with NPL_, but the agent has no variable of this name: check the spelling"
         );
     }
     let config = match Config::try_from(args) {

@@ -96,7 +96,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs for which prerequisites the first reconciliation still waits, each time these prerequisites change.
+    /// Logs the prerequisites for which the first reconciliation still waits, each time these prerequisites change.
     pub(crate) fn log_readiness(&mut self, state: &PlannerState) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
@@ -268,7 +268,8 @@ impl ChangeLog {
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
             warn!(
                 see = pages::url(&pages::of_check("devices")),
-                iface, "--devices names a device that does not exist; the programs are attached when it appears"
+                iface,
+                "--devices names a device that does not exist; the agent attaches the programs when the device exists"
             );
         }
         for (iface, programs) in self.programs_ahead.update_entries(decisions.programs_ahead.clone()) {

@@ -39,16 +39,16 @@ pub enum OpError {
     /// The patch of a Pod failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// A packet arrived at this unmapped node port, or its mapping was removed, a short time ago: clients may still use
-    /// the port for an earlier Pod.
+    /// Within about the last two minutes, a packet arrived at this unmapped node port, or the port's mapping was
+    /// removed, so clients may still use the port for an earlier Pod.
     #[error(
-        "reserve node port {frontend}: a packet arrived at this unmapped port, or its mapping was removed, a short \
-         time ago; the port counts as unused in {wait:?} at the earliest"
+        "reserve node port {frontend}: a short time ago, a packet arrived at this unmapped port, or the port's mapping \
+         was removed; the port counts as unused in {wait:?} at the earliest"
     )]
     RecentTraffic {
         /// The node port that was not reserved.
         frontend: Frontend,
-        /// How much longer the port must receive no packet before it counts as unused.
+        /// The remaining time without packets after which the port counts as unused.
         wait: Duration,
     },
 }
@@ -70,8 +70,8 @@ pub struct Executor {
     pub guard: Guard,
     writes: Writes,
     delays: RetryDelays,
-    /// The node port range; `None` after this agent has written its first mappings. When the agent writes them, it
-    /// records the connections to these ports that other software already translates.
+    /// The node port range; `None` after this agent has written its first mappings. Before and after the agent writes
+    /// these mappings, it records the connections to ports of the range that other software translates.
     unread_range: Option<PortRange>,
 }
 

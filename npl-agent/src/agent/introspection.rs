@@ -102,7 +102,7 @@ impl Introspection {
     }
 }
 
-/// The devices to which the programs are attached or should be attached, each with the reason why they are or are not
+/// The devices to which the programs are or should be attached, each with the reason why the programs are or are not
 /// attached.
 pub(super) fn device_views(report: &DeviceReport) -> Vec<DeviceView> {
     let uplinks = report.decisions.uplinks.iter().filter_map(|(name, decision)| {

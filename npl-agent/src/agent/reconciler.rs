@@ -52,7 +52,7 @@ const NETWORK_SETTLES: Duration = Duration::from_millis(50);
 const NETWORK_REST: Duration = Duration::from_millis(500);
 /// Time without a change of a watched object after which the agent returns freed memory to the operating system.
 const QUIET: Duration = Duration::from_millis(500);
-/// How often an idle loop reports to the liveness probe.
+/// The interval at which an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Maximum number of passes that the loop makes in succession. If operations are left after these passes, the loop
 /// handles waiting events before it continues.
@@ -269,8 +269,8 @@ impl Reconciler {
     fn handle_answer(&mut self, (op, result): PatchAnswer) {
         match result {
             Ok(patched) => {
-                // The answer contains the Pod as the patch has changed it. The core ignores the watch event that brings
-                // the same version of the Pod later.
+                // The answer contains the patched Pod. The core ignores a later watch event with the same version of
+                // the Pod.
                 self.state.apply(Change::Pod(patched.pod));
                 self.are_routes_due = true;
                 self.record_success(&op);

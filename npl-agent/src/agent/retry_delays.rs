@@ -32,7 +32,7 @@ pub enum RetryAdvice {
     Denied,
 }
 
-/// For each node port and each Pod: how often operations on it have failed in succession.
+/// For each node port and each Pod: the number of its operations that have failed in succession.
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes NPL's expired conntrack entries, in the flow table and in the half-open cache. The sweeper has its own
+//! Removes NPL's expired conntrack entries, in the flow tables and in the half-open caches. The sweeper has its own
 //! thread, because scanning a large map would delay the main loop.
 
 use std::{

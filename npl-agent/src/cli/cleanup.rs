@@ -90,7 +90,7 @@ async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     let (mut removed, errors) = cleanup::remove_everything(&args.bpffs).await;
     removed.retain(|removal| existed || removal.target != RemovalTarget::Directory(root.clone()));
     report(args.output, &removed, false)?;
-    fail_on(&errors, "steps failed and their state remains")
+    fail_on(&errors, "steps failed, so a part of NPL's kernel state remains")
 }
 
 fn report(output: OutputFormat, removals: &[Removal], dry_run: bool) -> anyhow::Result<()> {

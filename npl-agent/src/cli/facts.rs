@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the state of the Node for [`crate::core::doctor`], without changing it. If a value cannot be read, the facts
-//! contain the error instead, because `npl-agent doctor` also reports which values it could not read.
+//! contain the error instead, because `npl-agent doctor` also reports which values could not be read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

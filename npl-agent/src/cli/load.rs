@@ -14,8 +14,8 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// How long the command waits for the end of an agent. If a Node joins another group of Nodes, Kubernetes starts the
-/// Pod of one DaemonSet while the Pod of the other one ends.
+/// The time for which the command waits until another agent ends. If a Node joins another group of Nodes, Kubernetes
+/// starts the Pod of one DaemonSet while the Pod of the other DaemonSet ends.
 const PREVIOUS_AGENT: Duration = Duration::from_secs(10);
 
 /// Loads and pins every program that an agent on this Node may need. Programs that are already pinned are not loaded
@@ -24,7 +24,7 @@ const PREVIOUS_AGENT: Duration = Duration::from_secs(10);
 /// # Errors
 ///
 /// If `CAP_BPF`, `CAP_NET_ADMIN` or the BPF file system is missing, the kernel is older than the oldest supported
-/// one, or an agent is running.
+/// kernel, or an agent is running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
         return print("skipped: this command is useful only with CAP_PERFMON; the agent loads the programs itself\n");

@@ -43,8 +43,8 @@ fn note(text: &str) {
     drop(writeln!(io::stderr(), "npl-agent: {text}"));
 }
 
-/// Creates a file that only its owner may read, because it may contain addresses or payload of clients. An existing
-/// file is not overwritten: the command may run as root, and could then destroy any file of the Node.
+/// Creates a file that only its owner can read, because the file may contain addresses or payload of clients. An
+/// existing file is not overwritten: the command may run as root, and could then destroy any file of the Node.
 fn new_private_file(path: &Path) -> io::Result<File> {
     const ONLY_OWNER: u32 = 0o600;
     OpenOptions::new().write(true).create_new(true).mode(ONLY_OWNER).open(path)

@@ -93,8 +93,8 @@ pub enum Command {
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
     /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
-    /// Marks the first condition that does not hold, and names the section of the documentation about it. Exits with 0
-    /// if every condition holds, 1 if one does not, 2 without a running agent.
+    /// Marks the first condition that does not hold, and names the section of the documentation about this condition.
+    /// Exits with 0 if every condition holds, 1 if a condition does not hold, 2 without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
@@ -119,8 +119,8 @@ pub enum Command {
     #[command(after_help = BUNDLE_EXAMPLES)]
     Bundle(BundleArgs),
     /// Load the kernel programs for an agent that starts later and has fewer capabilities. With `CAP_PERFMON`, the
-    /// kernel adds no Spectre mitigations to the programs, which makes them faster; without `CAP_PERFMON`, load does
-    /// nothing.
+    /// kernel adds no Spectre mitigations to the programs, so the programs are faster; without `CAP_PERFMON`, the
+    /// command does nothing.
     Load(LoadArgs),
     /// Remove all maps, programs, filters and nftables rules of npl-agent from this Node's kernel. Translation stops
     /// and connections break. `--dry-run` lists what would be removed, and changes nothing.
@@ -150,7 +150,7 @@ pub enum GenerateCommand {
     /// Write the man pages of all commands into a folder.
     #[command(hide = true)]
     Man {
-        /// The folder, which is created.
+        /// The folder. The command creates the folder if it does not exist.
         #[arg(value_name = "DIRECTORY")]
         directory: PathBuf,
     },
@@ -174,7 +174,7 @@ pub struct RunArgs {
     pub port_range: PortRange,
 
     /// Map Pod ports of these protocols: tcp, udp and sctp, separated by commas. Add sctp only for load balancers that
-    /// support it: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
+    /// support SCTP: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
     #[arg(long, env = "NPL_PROTOCOLS", value_name = "LIST", default_value = "tcp,udp", value_parser = value::protocols)]
     pub protocols: BTreeSet<Protocol>,
 
@@ -205,9 +205,9 @@ pub struct RunArgs {
     pub attach: Attach,
 
     /// Publish the Node's `InternalIP` or `ExternalIP`. If the Node has no address of the chosen type, publish the
-    /// address of the other type. Alternatively, publish these addresses, at most one of each IP family, or the Node's
-    /// first address in one of these ranges. A published address does not change while the Node still lists it.
-    /// npl-feed serves a published address only if the Node lists it.
+    /// address of the other type. Alternatively, publish the given addresses, at most one of each IP family, or the
+    /// Node's first address in one of the given ranges. A published address does not change while the Node still lists
+    /// it. npl-feed serves a published address only if the Node lists it.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
@@ -224,14 +224,14 @@ pub struct RunArgs {
 
     /// Read only Services of these namespaces (at most 16, separated by commas), so that the API server sends less
     /// data. Node ports of Pods in other namespaces are withdrawn, as if no Service were enabled there. The agent does
-    /// not know the `nodePort`s of Services in other namespaces: keep --port-range apart from them. The agent still
-    /// reads all Pods of its Node. Unset or empty: all namespaces.
+    /// not know the `nodePort`s of Services in other namespaces: keep --port-range apart from these ports. The agent
+    /// still reads all Pods of its Node. Unset or empty: all namespaces.
     #[arg(long, env = "NPL_NAMESPACES", value_name = "LIST")]
     pub namespaces: Option<Namespaces>,
 
     /// Read only Services with these labels, in the syntax of `kubectl get --selector`, so that the API server sends
     /// less data in large clusters. Node ports of other Services are withdrawn, as if these Services were not enabled.
-    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from them. Unset: all.
+    /// The agent does not know the `nodePort`s of other Services: keep --port-range apart from these ports. Unset: all.
     #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
     pub service_selector: Option<String>,
 
@@ -253,7 +253,7 @@ pub struct RunArgs {
 
     /// Keep a node port unused for this long after its mapping is removed, also across restarts of the agent, so that
     /// late packets do not reach another Pod. Give numbers with the units ms, s, m and h, at most a day. Ports that
-    /// still receive packets are reused last.
+    /// still receive packets after this time are reused last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
@@ -275,9 +275,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_MAX_FLOWS", value_name = "auto|NUMBER", default_value = "auto")]
     pub max_flows: MaxFlows,
 
-    /// Let processes on this Node, including those of its Pods, connect to mappings if they belong to this cgroup v2 or
-    /// to a cgroup below it. "auto" finds the root of the cgroup hierarchy; in a container, give the mount point of the
-    /// Node's hierarchy. With "none", no process on this Node can connect to mappings.
+    /// Let the processes of this cgroup v2 and of the cgroups below it connect to mappings, including processes of
+    /// Pods. "auto" finds the root of the cgroup hierarchy; in a container, give the mount point of the Node's
+    /// hierarchy. With "none", no process on this Node can connect to mappings.
     #[arg(
         long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto",
         value_parser = value::cgroup
@@ -319,9 +319,9 @@ pub struct RunArgs {
     )]
     pub listen: SocketAddr,
 
-    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus outside of the Node. Clients
-    /// are not authenticated: restrict the port by a host firewall. An address of either family may be in brackets,
-    /// such as [192.0.2.10]:9912. Unset: serve /metrics only on the address of --listen.
+    /// Also serve /metrics, and nothing else, on this address and port, for a Prometheus server outside of the Node.
+    /// Clients are not authenticated: restrict the port by a host firewall. An address of either family may be in
+    /// brackets, such as [192.0.2.10]:9912. Unset: serve /metrics only on the address of --listen.
     #[arg(
         long, env = "NPL_METRICS_LISTEN", value_name = "ADDRESS:PORT", value_parser = value::metrics_listen
     )]
@@ -345,7 +345,7 @@ pub struct RunArgs {
 /// Flags of `cleanup`.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupArgs {
-    /// Which BPF file system to clean up, and how to print what was removed.
+    /// The BPF file system to clean up, and the format of the output.
     #[command(flatten)]
     pub view: ViewArgs,
 
@@ -354,7 +354,8 @@ pub struct CleanupArgs {
     #[arg(long, env = "NPL_DRY_RUN")]
     pub dry_run: bool,
 
-    /// Wait for SIGTERM after the cleanup. Needed in a DaemonSet, whose containers would be restarted if they exited.
+    /// Wait for SIGTERM after the cleanup. A DaemonSet needs this flag, because Kubernetes restarts its containers
+    /// whenever they exit.
     #[arg(long, env = "NPL_STAY")]
     pub stay: bool,
 }
@@ -548,10 +549,10 @@ pub(super) const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 /// The format of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum OutputFormat {
-    /// Tables and text for people.
+    /// Tables and text for people; `npl-agent bundle` writes an archive instead.
     #[default]
     Table,
-    /// Tables with all columns.
+    /// The same as `table`, with all columns of the tables.
     Wide,
     /// JSON for programs.
     Json,

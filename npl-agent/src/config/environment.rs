@@ -10,10 +10,10 @@ use crate::process::telemetry::FILTER_VARIABLE;
 
 /// The prefix of the agent's variables.
 const PREFIX: &str = "NPL_";
-/// The suffix of a variable by which Kubernetes announces a Service of the agent's namespace.
+/// The suffix of the variable by which Kubernetes announces a Service of the agent's namespace.
 const SERVICE: &str = "_SERVICE_HOST";
 
-/// The variables of this process that begin with `NPL_` and that no command reads.
+/// Returns the variables of this process that begin with `NPL_` and that no command reads.
 pub fn unknown_variables() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     unknown(&names.collect(), &known())

@@ -69,12 +69,12 @@ pub enum KubectlCommand {
     /// Show the published node ports of all Pods, from their annotations.
     #[command(after_help = "Examples:\n  kubectl npl mappings\n  kubectl npl mappings -n shop --node node-1")]
     Mappings(ClusterMappingsArgs),
-    /// Show the members of a Service that each replica of npl-feed sends to load balancers. Exits with 1 if the
-    /// replicas differ, 2 if one does not answer.
+    /// Show, for a Service, the members that each replica of npl-feed sends to load balancers. Exits with 1 if the
+    /// replicas differ, 2 if a replica does not answer.
     #[command(after_help = "Examples:\n  kubectl npl members web\n  kubectl npl members web:http -n shop -o json")]
     Members(MembersArgs),
     /// Show for each Node whether the Node serves its node ports, as the Node's agent reports. Exits with 0 if all
-    /// Nodes are healthy, 1 if traffic of one is at risk, 2 if the state of one cannot be read.
+    /// Nodes are healthy, 1 if traffic of a Node is at risk, 2 if the state of a Node cannot be read.
     #[command(after_help = "Examples:\n  kubectl npl status\n  kubectl npl status --node node-1 -o json")]
     Status(ClusterStatusArgs),
     /// Compare the annotations of all Pods with the Services and with the addresses of the Nodes. Exits with 1 on any
@@ -87,7 +87,7 @@ pub enum KubectlCommand {
     /// Try every path to node ports with echo Pods on two Nodes, and remove the Pods again. Prints a row for each path.
     /// For each path that fails, also prints the findings of `npl-agent doctor` on the Node that serves the mapping.
     /// Ends after 8 minutes at the latest, then removes the Pods within 5 minutes. Exits with 0 if every path that can
-    /// be tried passes, 1 if one fails, 2 if the result of one is unknown or the Pods cannot be removed.
+    /// be tried passes, 1 if a path fails, 2 if the result of a path is unknown or the Pods cannot be removed.
     #[command(after_help = TEST_EXAMPLES)]
     Test(TestArgs),
     /// Write one support archive of the whole cluster: the archive of `npl-agent bundle` of every Node, the results of

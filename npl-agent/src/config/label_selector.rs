@@ -24,7 +24,7 @@ pub(super) fn is_valid(text: &str) -> bool {
 ///
 /// # Errors
 ///
-/// The requirements that no labels satisfy, or the text that is no selector.
+/// Returns the requirements that no labels satisfy, or the text that is not a label selector.
 pub fn satisfying(selectors: &BTreeSet<&str>) -> Result<BTreeMap<String, String>, String> {
     let mut all = Vec::new();
     for text in selectors {

@@ -142,8 +142,8 @@ fn the_admission_policies_confine_an_agent_in_any_namespace() {
         let is_bound = |binding: &&Value| binding["spec"]["policyName"] == *name;
         assert!(of_kind("ValidatingAdmissionPolicyBinding").iter().any(is_bound), "{name} has no binding");
     }
-    // The resources that the agent's role permits it to write must be exactly those for which an admission policy
-    // limits what the agent may write.
+    // An admission policy must confine the agent's writes to each resource that the agent's role permits it to write,
+    // and no policy may name a further resource.
     let confined: BTreeSet<&str> = policies
         .iter()
         .flat_map(|policy| list(&policy["spec"]["matchConstraints"]["resourceRules"]))

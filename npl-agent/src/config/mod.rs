@@ -58,7 +58,7 @@ pub struct Config {
     pub resync: Duration,
     /// The mount point of the BPF file system.
     pub bpffs: PathBuf,
-    /// The number of flows of each IP family that the flow table has room for.
+    /// The number of TCP flows of each IP family that the flow tables have room for.
     pub max_flows: MaxFlows,
     /// The local processes whose sockets can connect to mappings.
     pub cgroup: CgroupSelection,
@@ -133,7 +133,7 @@ impl TryFrom<RunArgs> for Config {
             listen,
             metrics_listen,
             service_metrics,
-            log_format: _, // logging is already started
+            log_format: _, // logging has already started
         } = args;
         match (attach, forwarding) {
             (Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => return Err(xdp_needs_stack(forwarding)),

@@ -36,7 +36,7 @@ pub struct TraceArgs {
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
-    /// Follow the packets of this protocol (tcp, udp or sctp), and ICMP errors about them.
+    /// Follow the packets of this protocol (tcp, udp or sctp), and ICMP errors that quote such packets.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
 

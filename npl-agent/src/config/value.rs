@@ -115,11 +115,11 @@ pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
 }
 
 /// Parses whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. The parser of the dependency jiff is not
-/// used, because it also accepts signs, fractions and words such as `ago`.
+/// used, because that parser also accepts signs, fractions and words such as `ago`.
 ///
 /// # Errors
 ///
-/// If the text is no duration, or longer than a day.
+/// If the text is not a duration, or the duration is longer than a day.
 pub fn duration(text: &str) -> Result<Duration, ValueError> {
     let unreadable = || ValueError::Duration(text.to_owned());
     let too_long = || ValueError::LongDuration(text.to_owned());
@@ -158,7 +158,7 @@ pub(super) fn node_name(text: &str) -> Result<String, ValueError> {
 ///
 /// # Errors
 ///
-/// If the text is no DNS subdomain of at most 63 characters.
+/// If the text is not a DNS subdomain of at most 63 characters.
 pub fn domain(text: &str) -> Result<String, ValueError> {
     let text = text.to_owned();
     if is_subdomain(&text, ANNOTATION_NAME_BYTES) { Ok(text) } else { Err(ValueError::Domain(text)) }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches the TC programs to devices, and detaches the TC programs.
+//! Attaches the TC programs to devices, and detaches them.
 //!
 //! Since Linux 6.6, each program has a pinned TCX link at the head of the hook or, for the program that observes
 //! packets to Pods, at the tail of the hook. To replace a program, the agent updates the program's link in place.
@@ -41,7 +41,8 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// The TC handle of this ABI version's filters. It distinguishes these filters from other filters of the same priority.
+/// The TC handle of this ABI version's filters. The handle distinguishes these filters from other filters of the same
+/// priority.
 const OWN_HANDLE: TcHandle = handle_of(ABI_VERSION);
 /// The handle of the temporary filter, which translates packets while the agent moves NPL's filter ahead of other
 /// filters.

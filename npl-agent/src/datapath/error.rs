@@ -40,7 +40,7 @@ pub enum DatapathError {
     NeedsPerfmon,
     /// The kernel denied an operation to this process, on which SELinux enforces its policy.
     #[error(
-        "the kernel denies this process, on which SELinux enforces the type {kind}, an operation on BPF: run the \
+        "the kernel denied an operation on BPF to this process, on which SELinux enforces the type {kind}: run the \
          container with `seLinuxOptions: {{type: spc_t}}`, as deploy/npl.yaml does; if the container has that type \
          already, update the Node's SELinux policy (container-selinux); `ausearch --message avc --comm npl-agent` \
          lists the denials"

@@ -178,8 +178,8 @@ impl<L: Layout> FlowTable<L> {
     }
 
     /// Removes the entries for which `is_expired` returns true. The arguments of `is_expired` are the flow's key, the
-    /// flow's entry, and whether the table is crowded. Adds the keys of the removed entries to `removed`, also if the
-    /// result is an error. Returns the number of entries before the removal.
+    /// flow's entry, and whether the table is crowded ([`flows::is_crowded`]). Adds the keys of the removed entries to
+    /// `removed`, even if the result is an error. Returns the number of entries before the removal.
     fn remove_expired(
         &mut self,
         is_expired: impl Fn(&L::FlowKey, &L::Flow, bool) -> bool,
@@ -243,7 +243,7 @@ impl<L: Layout> Maps<L> {
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
-    /// Makes the half-open entries of these flows expire, after the flows were removed from the flow table: the phase
+    /// Makes the half-open entries of these flows expire, after the flows were removed from the flow tables: the phase
     /// "established" becomes "replied" (see [`after_removal`]).
     fn end_words(&self, keys: &[L::FlowKey], seed: u64) -> Result<(), DatapathError> {
         if keys.is_empty() {

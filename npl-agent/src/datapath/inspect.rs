@@ -28,8 +28,7 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The next hop of each Pod whose packets are redirected.
     pub redirected: BTreeMap<IpAddr, PodNextHop>,
-    /// Whether the agent does not redirect packets although `--forwarding redirect` is set, because a policy engine
-    /// would be bypassed.
+    /// Whether the agent refuses `--forwarding redirect`, because redirected packets would bypass a policy engine.
     pub is_redirect_refused: bool,
     /// The ifindexes of devices with an attached XDP program.
     pub xdp_links: Vec<u32>,

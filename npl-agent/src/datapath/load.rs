@@ -62,7 +62,7 @@ impl Datapath {
 
     /// Checks that the Node meets the requirements, adopts pinned maps and programs, creates missing maps and loads
     /// missing programs. Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`]
-    /// replaces them. If a pinned map has a different size or different flags than this agent needs, a new map replaces
+    /// replaces them. If a pinned map does not have the size and the flags that this agent needs, a new map replaces
     /// it. Mappings, allowed sources, conntrack entries and socket reverse NAT entries are copied to the new maps.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If a pin or a filter cannot be removed. The next call tries to remove what is left.
+    /// If a pin or a filter cannot be removed. The next call tries to remove the remaining pins and filters.
     pub fn retire_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
         if !self.has_predecessors {
             return Ok(Vec::new());
@@ -297,9 +297,9 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// For a node port without a mapping: how much longer the port must receive no packet before the port counts as
-    /// unused; `None` if the port already counts as unused. A packet of any protocol and of either IP family restarts
-    /// the time. The result is approximate: at most 1 s too long, and at most 9 s too short.
+    /// The remaining time without packets after which a node port without a mapping counts as unused; `None` if the
+    /// port already counts as unused. A packet of any protocol and of either IP family restarts the time. The result is
+    /// approximate: at most 1 s too long, and at most 9 s too short.
     ///
     /// # Errors
     ///
@@ -376,11 +376,11 @@ impl Datapath {
         // An agent of a version without a lookup cache may have changed mappings without invalidating cached lookups of
         // these mappings.
         self.tables.clear_lookup_cache()?;
-        // The seed is part of the hash of half-open entries, so it must survive a restart.
+        // The seed is part of the hash of half-open entries, so the seed must survive a restart of the agent.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // With a flag in the configuration, the TC programs look up in `npl_pre_tc_devs` whether XDP may have
-        // translated a packet. Flag and map must match the XDP links that an earlier agent has left attached.
+        // If a flag in the configuration is set, the TC programs look up in `npl_pre_tc_devs` whether XDP may have
+        // translated a packet. The flag and the map must match the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         // If an earlier agent was killed after it had removed an address or endpoint, but before it had started a new
         // epoch, cached lookups may still contain the address or endpoint.

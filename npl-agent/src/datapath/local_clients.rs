@@ -92,8 +92,7 @@ fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // The link is updated only if its program is a different one, because each update takes the kernel's global cgroup
-    // lock.
+    // The link is updated only if its program differs, because each update takes the kernel's global cgroup lock.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
@@ -145,7 +144,7 @@ impl Hooks {
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
         // Programs are detached in the reverse order of attaching. A program for replies shows clients the address to
-        // which they connected, so it must stay attached as long as programs that translate requests.
+        // which they connected, so this program must stay attached as long as programs that translate requests.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

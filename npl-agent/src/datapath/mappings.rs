@@ -100,9 +100,9 @@ impl MappingWriter {
         refused.collect()
     }
 
-    /// Writes the new mappings of an IP family together: one system call writes all endpoints, and a second one all
-    /// mappings. Returns the written mappings. Returns no mapping if there is at most one new mapping, or if a call
-    /// fails; the caller then writes each mapping separately.
+    /// Writes the new mappings of an IP family together: one system call writes all endpoints, and a second system call
+    /// writes all mappings. Returns the written mappings. Returns no mapping if there is at most one new mapping, or if
+    /// a call fails; the caller then writes each mapping separately.
     fn add_together(
         &mut self,
         tables: &mut Tables,
@@ -170,7 +170,7 @@ impl MappingWriter {
     }
 
     /// Prepares the reuse of endpoints whose former mappings were removed, but whose conntrack and socket reverse NAT
-    /// entries were not. The conntrack entries may stay, because their generation makes them invalid. The socket
+    /// entries still exist. The conntrack entries may stay, because their generation makes them invalid. The socket
     /// reverse NAT entries have no generation, so they are removed now.
     fn reuse_endpoints(
         &mut self,

@@ -193,7 +193,8 @@ fn copy<K: aya::Pod, V: aya::Pod>(
     Ok(copied)
 }
 
-/// Inserts an element unless the map has an element with this key, or has no room. Returns whether it was inserted.
+/// Inserts an element unless the map has an element with this key, or has no room. Returns whether the element was
+/// inserted.
 fn insert_missing<K: aya::Pod, V: aya::Pod>(
     to: &mut HashMap<MapData, K, V>,
     name: &'static str,
@@ -208,7 +209,8 @@ fn insert_missing<K: aya::Pod, V: aya::Pod>(
 }
 
 /// Clears the maps of host connections. If programs of another version ran ahead of this version's programs at egress,
-/// this version's programs got translated replies, and wrongly recorded them as packets of the Node itself.
+/// this version's programs received translated replies, and wrongly recorded these replies as packets of the Node
+/// itself.
 fn forget_host_connections(pins: &Pins) -> Result<(), DatapathError> {
     let empty: Vec<(u32, u64)> = (0..host_connection::SLOTS).map(|slot| (slot, 0)).collect();
     for name in [MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6] {
@@ -273,8 +275,8 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
 /// Copies the predecessors' conntrack entries for the last time, then detaches the predecessors' programs and removes
 /// their pins. Returns the ABI versions that were removed.
 ///
-/// The XDP programs are detached before the copy. Without them, this agent's programs receive all requests before the
-/// predecessors' programs do, so the copy misses no flow.
+/// The XDP programs are detached before the copy. Without the XDP programs, this agent's programs receive all requests
+/// before the predecessors' programs do, so the copy misses no flow.
 pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {

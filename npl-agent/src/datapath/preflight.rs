@@ -76,7 +76,7 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
 }
 
 /// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. The function returns
-/// false for an older kernel, although a distribution may have backported the fix to it.
+/// false for an older kernel, although a distribution may have backported the fix to that kernel.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);

@@ -287,8 +287,8 @@ impl Programs {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // The constants are pinned after the program has been loaded. If they were pinned before, each attempt to load
-        // a rejected program would leave another pinned map.
+        // The constants are pinned after the program has been loaded. If the constants were pinned before, each attempt
+        // to load a rejected program would leave another pinned map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;

@@ -67,7 +67,7 @@ pub struct MappingRecord {
     pub stats: MappingStats,
 }
 
-/// An entry of NPL's flow table: an established connection or UDP flow.
+/// An entry of one of NPL's flow tables: an established connection or UDP flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The transport protocol of the flow.
@@ -168,7 +168,7 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Applies `change` to the configuration, and writes the result if it differs.
+    /// Applies `change` to the configuration, and writes the result unless it equals the present configuration.
     ///
     /// # Errors
     ///

@@ -41,7 +41,7 @@ pub struct Uplinks {
 /// The decisions about devices, and the result of applying the decisions.
 #[derive(Debug)]
 pub struct DeviceReport {
-    /// On how many of the chosen devices the programs are attached, and on how many attaching failed.
+    /// The numbers of chosen devices on which the programs are attached, and on which they could not be attached.
     pub coverage: Coverage,
     /// Whether clients can reach the Node through a device to which programs are attached.
     pub reaches_clients: bool,
@@ -162,8 +162,8 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A device on
-    /// which attaching fails is no error: the result names the device.
+    /// If an address cannot be written to the BPF maps, or the pins of attached programs cannot be listed. A program
+    /// that cannot be attached to a device causes no error: the result names the device.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,

@@ -137,13 +137,16 @@ async fn livez(State(health): State<Health>) -> Response {
 async fn readyz(State(health): State<Health>) -> Response {
     answer(
         health.is_ready(),
-        "Pods, Services and the Node are not listed yet, or the programs are attached to no device; see the agent's \
-         log and `npl-agent doctor`",
+        "the agent has not yet listed Pods, Services and the Node, or the programs are attached to no device through \
+         which clients reach the Node; see the agent's log and `npl-agent doctor`",
     )
 }
 
 async fn startupz(State(health): State<Health>) -> Response {
-    answer(health.is_started(), "the programs are not attached to any device yet; see `npl-agent doctor`")
+    answer(
+        health.is_started(),
+        "the programs are not yet attached to a device through which clients reach the Node; see `npl-agent doctor`",
+    )
 }
 
 fn answer(is_ok: bool, problem: &'static str) -> Response {

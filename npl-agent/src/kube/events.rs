@@ -148,8 +148,8 @@ impl Recorder {
     }
 
     /// Creates the Event that reports `report`. If the Event already exists, because an earlier agent or the agent of
-    /// another Node has created it, increments the Event's count instead. The Event of a Service is not written if an
-    /// agent has written it in the last [`FRESH_MILLIS`].
+    /// another Node has created it, increments the Event's count instead. If an agent has written the Event of a
+    /// Service in the last [`FRESH_MILLIS`], the Event is not written again.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();

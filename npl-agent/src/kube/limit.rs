@@ -28,7 +28,7 @@ impl RateLimit {
         Self { interval, depth: interval * burst, full_at: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until a token is available, and consumes it.
+    /// Waits until a token is available, and consumes the token.
     pub(super) async fn admit(&self) {
         sleep_until(self.take_token()).await;
     }

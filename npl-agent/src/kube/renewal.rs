@@ -30,8 +30,7 @@ struct Current {
     client: Client,
     /// When the kubeconfig or service account files were last read.
     read_at: Instant,
-    /// Whether a request has failed since `read_at` in such a way that new files may help: without an answer, or with a
-    /// 401.
+    /// Whether a request has had no answer, or the answer 401, since `read_at`. New files may help in these two cases.
     is_doubtful: bool,
 }
 

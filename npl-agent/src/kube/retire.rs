@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSets, and waits until each Node
-//! runs a ready agent of a changed template. An agent of a changed template is ready only when its Node is retired.
+//! runs a ready agent of a template that contains this variable. Such an agent is ready only when its Node is retired.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -31,8 +31,8 @@ struct Cached {
 }
 
 impl TokenFile {
-    /// Removes the token file from a configuration and returns it. Returns `None` if the configuration has no token
-    /// file, or has a token or user name, which takes precedence over the token file.
+    /// Removes the token file from a configuration, and returns the token file. Returns `None` if the configuration has
+    /// no token file, or has a token or user name, which takes precedence over the token file.
     pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);

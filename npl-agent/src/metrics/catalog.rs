@@ -82,7 +82,7 @@ meanings! {
     OP_OUTCOMES of OpOutcome {
         Done: "The operation succeeded.",
         PortTaken: "Another process uses the node port; the agent tries another node port.",
-        RecentTraffic: "Within the last two minutes, a packet arrived at the node port without a mapping, or the \
+        RecentTraffic: "Within about the last two minutes, a packet arrived at the node port without a mapping, or the \
                         port's mapping was removed; the agent tries another node port.",
         Retry: "The operation failed, and the agent retries it after a back-off; the agent's log has the error.",
         Gone: "The Pod is deleted.",
@@ -103,7 +103,7 @@ meanings! {
         Shared: "An agent has written the same Event about a Service in the last 15 minutes, so this agent did not write the Event.",
         Gone: "The namespace is deleted or terminating.",
         Denied: "RBAC denies Events; apply `deploy/npl.yaml`.",
-        Failed: "The request failed for another reason; the agent retries it.",
+        Failed: "The request failed for another reason; the agent retries the request.",
     }
     WATCHED of WatchedResource {
         Pods: "The Pods of this Node.",
@@ -152,7 +152,7 @@ meanings! {
     REQUEST_PROGRAMS of RequestProgram {
         Xdp: "An XDP program translates requests; TC programs translate replies and the packets that XDP passes on.",
         Tcx: "TC programs with TCX links translate requests and replies.",
-        Clsact: "TC programs as filters of a clsact qdisc translate requests and replies, before Linux 6.6.",
+        Clsact: "Before Linux 6.6, TC programs as filters of a clsact qdisc translate requests and replies.",
     }
 }
 

@@ -26,8 +26,9 @@ pub struct Counts {
     pub reasons: Vec<(&'static str, u64)>,
     /// For each IP family, the traffic of all mappings, including removed mappings.
     pub totals: Vec<FamilyTotals>,
-    /// The traffic of each Service port since the start of the agent. An entry without a port has the traffic of all
-    /// other Service ports. The field is `None` without `--service-metrics`.
+    /// The traffic of Service ports since the start of the agent: one entry for each Service port with series of its
+    /// own, and an entry `None` with the remaining traffic of all mappings. The field is `None` without
+    /// `--service-metrics`.
     pub services: Option<Vec<(Option<ServiceTarget>, MappingStats)>>,
 }
 
@@ -36,7 +37,7 @@ pub struct Counts {
 pub struct FamilyTotals {
     /// The IP family of the mappings.
     pub family: Family,
-    /// The sums over all mappings of the family.
+    /// The sums over all mappings of the family, including removed mappings.
     pub stats: MappingStats,
 }
 

@@ -292,7 +292,7 @@ impl RequestProgram {
     }
 }
 
-/// Why an entry was removed from NPL's flow table; also the value of the metric label `cause`.
+/// Why an entry was removed from one of NPL's flow tables; also the value of the metric label `cause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RemovalCause {
     /// The connection had ended, or had been idle for longer than its timeout.
@@ -313,7 +313,7 @@ impl RemovalCause {
     }
 }
 
-/// A map whose entries are counted only by the sweeper; also the value of the metric label `table`.
+/// A map whose entries only the sweeper counts; also the value of the metric label `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SweptTable {
     /// The half-open cache.

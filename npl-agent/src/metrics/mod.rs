@@ -194,12 +194,12 @@ impl Metrics {
         self.0.families.flow_limit.get_or_create(&ProtocolLabel { protocol }).set(gauge(flows as u64));
     }
 
-    /// Counts entries that were removed from NPL's flow table of an IP family.
+    /// Counts entries that were removed from NPL's flow tables of an IP family.
     pub fn count_removed_flows(&self, family: Family, cause: RemovalCause, count: u64) {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).inc_by(count);
     }
 
-    /// Returns the number of entries that were removed from NPL's flow table of an IP family since the start of the
+    /// Returns the number of entries that were removed from NPL's flow tables of an IP family since the start of the
     /// agent.
     pub fn removed_flows(&self, family: Family, cause: RemovalCause) -> u64 {
         self.0.families.flow_removals.get_or_create(&RemovalLabels { family, cause }).get()
@@ -453,7 +453,7 @@ impl Families {
         (devices, device_info): (Labelled<DeviceLabel, Gauge>, Labelled<DeviceInfoLabels, Gauge>),
         problems: Labelled<ReasonLabel, Gauge>,
     ) {
-        registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
+        registry.register("mappings", "Mappings of the agent, including draining mappings, by IP family", mappings);
         registry.register("node_ports", "Node ports of --port-range, by IP family, protocol and state", ports);
         registry.register(
             "devices",

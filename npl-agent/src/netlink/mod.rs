@@ -346,9 +346,9 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Returns whether a message reports a change that needs a survey. A change of a route counts only if it is a default
-/// route or a host route. A new filter counts only if it belongs to other software; otherwise, each filter that the
-/// agent attaches would cause another survey.
+/// Returns whether a message reports a change that needs a survey. A change of a route counts only if the route is a
+/// default route or a host route. A new filter counts only if it belongs to other software; otherwise, each filter that
+/// the agent attaches would cause another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the rules of legacy iptables by the socket options of `linux/netfilter_ipv4/ip_tables.h`, because no library
-//! of this project reads them. Reading the rules requires only `CAP_NET_ADMIN`.
+//! of this project reads these rules. Reading the rules requires only `CAP_NET_ADMIN`.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 

@@ -134,8 +134,8 @@ impl Guard {
     }
 
     fn send(&self, update: Update) {
-        // The error is ignored, because the agent has already logged at its start if the thread, and therefore the
-        // table, is missing.
+        // The error is ignored: it means that the thread could not be started, and the agent has logged that failure as
+        // a warning.
         drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
@@ -312,7 +312,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads the table from the kernel and corrects differences, because other software may have changed the table.
+    /// Reads the table from the kernel and corrects differences from the wanted content, because other software may
+    /// have changed the table.
     fn verify(&mut self) -> io::Result<()> {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {

@@ -55,12 +55,12 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Creates a message for tables of the family `inet`. `command` is one of [`uapi::message`].
+    /// Creates a message for tables of the family `inet`. `command` is a constant of [`uapi::message`].
     pub(super) const fn new(command: u16, attributes: Vec<DefaultNla>) -> Self {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
-    /// Creates a message of kernel conntrack, for connections of all families. `command` is one of
+    /// Creates a message of kernel conntrack, for connections of all families. `command` is a constant of
     /// [`uapi::conntrack`].
     pub(super) const fn of_conntrack(command: u16, attributes: Vec<DefaultNla>) -> Self {
         let kind = uapi::conntrack::SUBSYSTEM << 8 | command;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The limit of open files. The agent reserves node ports by sockets, and opens one for each port, IP family and
+//! The limit of open files. The agent reserves node ports by sockets, and opens one socket for each port, IP family and
 //! protocol.
 
 use nix::{

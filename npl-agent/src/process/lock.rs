@@ -144,7 +144,7 @@ mod tests {
 
     use super::{LockError, is_taken, take, take_within};
 
-    /// A directory in place of a BPF file system, which is removed when this value is dropped.
+    /// A directory in place of a BPF file system. Dropping this value removes the directory.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -55,14 +55,14 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: r#"up{job="npl-agent"} == 0"#,
         wait: "10m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work if the Node runs, but changes may not be applied.",
+        summary: "The agent of {{ $labels.instance }} cannot be scraped: mappings work while the Node runs, but the agent may no longer apply changes.",
     },
     Alert {
         name: "NPLPortsNotServed",
         expression: "npl_problems > 0",
         wait: "10m",
         severity: "warning",
-        summary: "{{ $value }} Pod ports of {{ $labels.instance }} are not served as requested: {{ $labels.reason }}.",
+        summary: "{{ $value }} problems on {{ $labels.instance }} keep Pod ports from being served as requested: {{ $labels.reason }}.",
     },
     Alert {
         name: "NPLLoopStalled",

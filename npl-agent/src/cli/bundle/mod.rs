@@ -25,7 +25,7 @@ use crate::{
 
 /// The directory in the archive that contains the documents.
 pub(super) const FOLDER: &str = "npl-bundle";
-/// The names of all documents, and what each contains.
+/// The name and the content of each document.
 pub(super) const DOCUMENTS: [(&str, &str); 8] = [
     ("version.json", "versions of agent, maps and kernel"),
     ("status.json", "the output of `npl-agent status`"),
@@ -33,7 +33,7 @@ pub(super) const DOCUMENTS: [(&str, &str); 8] = [
     ("doctor.json", "the output of `npl-agent doctor`"),
     ("flows.json", "the output of `npl-agent flows`, with client addresses; only with --flows"),
     ("agent.json", "the state of the running agent: names of Pods, Services and devices"),
-    ("pins.json", "which maps are pinned"),
+    ("pins.json", "for each map of NPL, whether the map is pinned"),
     ("errors.json", "the documents that could not be read, and why"),
 ];
 
@@ -45,7 +45,8 @@ pub(super) type Documents = BTreeMap<&'static str, Value>;
 ///
 /// # Errors
 ///
-/// If the output cannot be written. An unreadable document is no error: `errors.json` in the archive names it.
+/// If the output cannot be written. A document that cannot be read causes no error: `errors.json` in the archive names
+/// the document and the reason.
 pub async fn show(args: &BundleArgs) -> anyhow::Result<()> {
     let documents = gather(args).await;
     if args.node.view.output == OutputFormat::Json {

@@ -16,8 +16,8 @@ use crate::core::{
     path_test::{Observation, Probe, Reply},
 };
 
-/// The time limit of a connection attempt. Within this limit, the kernel sends at least three TCP SYNs: immediately,
-/// after one second and after three seconds. From Linux 6.5 on, the kernel retransmits the SYN every second.
+/// The time limit of a connection attempt. Within this limit, the kernel sends a TCP SYN immediately, after one second
+/// and after three seconds; since Linux 6.5, immediately and after each second.
 const CONNECT: Duration = Duration::from_secs(4);
 /// The time limit for the answer to a request on a connection.
 const ANSWER: Duration = Duration::from_secs(4);

@@ -88,7 +88,7 @@ fn whole(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec
     })
 }
 
-/// Does the same as [`whole`], but returns at most `limit` bytes, and discards the further ones, so that the process
+/// Does the same as [`whole`], but returns at most `limit` bytes, and discards the remaining bytes, so that the process
 /// can continue to write.
 fn beginning(pipe: Option<impl Read + Send + 'static>, limit: usize) -> Receiver<Vec<u8>> {
     read_on_thread(pipe, move |mut pipe| {

@@ -33,7 +33,7 @@ struct Replica {
 }
 
 impl Replica {
-    /// Returns the reason why the command does not ask the replica; `None` if it asks the replica.
+    /// Returns the reason why the command does not ask the replica; `None` if the command asks the replica.
     const fn obstacle(&self) -> Option<&'static str> {
         match (self.is_ready, self.needs_certificate) {
             (false, _) => Some("the replica is not ready"),
@@ -61,7 +61,7 @@ struct ReplicaRow {
     node: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    /// The reason why the replica serves no members of the Service; absent if it serves them.
+    /// The reason why the replica gives no members of the Service; absent if the replica gives the members.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
 }

@@ -121,7 +121,7 @@ impl<'a> NodePods<'a> {
     }
 }
 
-/// Returns the exit code of this process. `code` is that of the command; `None` if a signal has ended kubectl.
+/// Returns the exit code of this process. `code` is the command's exit code; `None` if a signal has ended kubectl.
 fn exit_code(code: Option<i32>, is_removed: bool) -> ExitCode {
     match code.and_then(|code| u8::try_from(code).ok()) {
         Some(0) if !is_removed => ExitCode::from(HealthVerdict::CannotTell.exit_code()),

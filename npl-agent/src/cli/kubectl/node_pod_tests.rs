@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the Pod for one command, in which a script takes the place of kubectl.
+//! Tests of the Pod for one command. A script takes the place of kubectl.
 
 use std::{fs, path::Path};
 

@@ -141,7 +141,10 @@ fn no_agent(namespace: &str, node: &str, is_absent: bool) -> String {
 pub(super) fn image<'a>(given: Option<&'a str>, agents: &'a BTreeMap<String, AgentPod>) -> anyhow::Result<&'a str> {
     let used = || agents.values().map(|agent| agent.image.as_str()).find(|image| !image.is_empty());
     given.or_else(used).with_context(|| {
-        format!("no agent's Pod names the image: give --image with an image of npl-agent {}", env!("CARGO_PKG_VERSION"))
+        format!(
+            "no agent's Pod shows which image to use: give --image with an image of npl-agent {}",
+            env!("CARGO_PKG_VERSION")
+        )
     })
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a step for many elements with a bounded number of threads, and hands over each result as soon as it exists.
+//! Runs a step for many elements with a bounded number of threads, and passes each result to the caller as soon as the
+//! step has ended.
 
 use std::{
     sync::{

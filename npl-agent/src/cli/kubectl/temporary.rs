@@ -125,8 +125,8 @@ pub(super) fn name_leftovers(kubectl: Kubectl<'_>, kind: &Kind) -> anyhow::Resul
     Ok(())
 }
 
-/// Returns the name of the Namespace if a command of this kind created the Namespace and it is not being removed. Other
-/// Namespaces may have the same label, so the beginning of the name is checked too.
+/// Returns the name of the Namespace if a command of this kind created the Namespace and the Namespace is not being
+/// removed. Other Namespaces may have the same label, so the beginning of the name is checked too.
 fn leftover<'a>(namespace: &'a Value, kind: &Kind) -> Option<&'a str> {
     let is_being_removed = namespace.pointer("/metadata/deletionTimestamp").is_some();
     let is_own = |name: &&str| name.strip_prefix(kind.label).is_some_and(|suffix| suffix.starts_with('-'));

@@ -48,7 +48,7 @@ pub(in crate::cli) struct MappingRow {
     pub(in crate::cli) reply_bytes: u64,
     pub(in crate::cli) new_flows: u64,
     pub(in crate::cli) established_flows: u64,
-    /// Packets of requests per second since the previous reading of the counters; absent in the first reading.
+    /// Request packets per second since the previous reading of the counters; absent in the first reading.
     pub(in crate::cli) request_packets_per_second: Option<f64>,
     pub(in crate::cli) reply_packets_per_second: Option<f64>,
     pub(in crate::cli) new_flows_per_second: Option<f64>,

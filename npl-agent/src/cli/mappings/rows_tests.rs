@@ -86,7 +86,7 @@ fn ports_without_a_mapping_are_shown_on_request() {
     assert_eq!(shown(&Filter { namespace: Some("other"), all: true, ..Filter::default() }), [0_u16; 0]);
 }
 
-/// A node port in quarantine must not have a mapping. If the kernel has one, this is a fault, so the row is shown even
+/// A node port in quarantine must not have a mapping. A mapping in the kernel is a fault, so the row is shown even
 /// without `--all`.
 #[test]
 fn a_quarantined_port_with_a_mapping_is_shown() {

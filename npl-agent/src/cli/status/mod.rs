@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent status`: prints whether this Node serves its node ports, and the cause if it does not. The exit code
-//! states whether the Node is healthy.
+//! `npl-agent status`: prints whether this Node serves its node ports, and if not, the cause. The exit code states
+//! whether the Node is healthy.
 
 mod network;
 mod render;

@@ -14,7 +14,7 @@ use crate::{
     datapath::{DatapathError, Tables},
 };
 
-/// By how much the counters of the kernel programs grew within an interval.
+/// The growth of the kernel programs' counters within an interval.
 #[derive(Debug)]
 pub(super) struct Sample {
     elapsed: Duration,

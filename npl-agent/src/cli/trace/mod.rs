@@ -79,7 +79,7 @@ fn summary(written: u64, unwritten: u64, left_out: LeftOut, rate: u64) -> Vec<St
     let mut sentences = vec![format!("{written} records")];
     if unwritten > 0 {
         sentences.push(format!(
-            "{unwritten} more records were not written, because the reader of the output paused or closed it"
+            "{unwritten} more records were not written, because the reader of the output paused or closed the output"
         ));
     }
     if left_out.rate_limited > 0 {
@@ -140,14 +140,14 @@ impl Signals {
 /// Why the command stopped reading trace records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// `--duration` is over, `--count` records were passed to the writer, the reader of the output has closed it, or a
-    /// write to the output has failed.
+    /// `--duration` is over, `--count` records were passed to the writer, the reader has closed the output, or a write
+    /// to the output has failed.
     Complete,
     /// The command has received a signal that ends it.
     Interrupted,
 }
 
-/// Passes trace records to `writer` until the command must end, and returns why it must end.
+/// Passes trace records to `writer` until the command must end, and returns the reason for the end.
 async fn follow(
     args: &TraceArgs,
     trace: &mut PacketTrace,
@@ -284,7 +284,7 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Tr
 }
 
 /// Returns the addresses of the Pods to which a node port leads. A reply that is not translated yet does not contain
-/// the node port, so the filter selects it by the Pod's address.
+/// the node port, so the filter selects such a reply by the Pod's address.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))

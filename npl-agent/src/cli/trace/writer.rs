@@ -22,14 +22,14 @@ pub(super) const CAPACITY: usize = 1_024;
 
 /// The destination to which the thread writes trace records.
 pub(super) trait Sink<T>: Send + 'static {
-    /// Writes a record. Returns `false` if the reader of the output has closed it.
+    /// Writes a record. Returns `false` if the reader has closed the output.
     fn add(&mut self, record: &T) -> anyhow::Result<bool>;
 
-    /// Writes all buffered output. Returns `false` if the reader of the output has closed it.
+    /// Writes all buffered output. Returns `false` if the reader has closed the output.
     fn flush(&mut self) -> anyhow::Result<bool>;
 }
 
-/// Passes trace records to the thread that writes them to the output.
+/// Passes trace records to the thread that writes the records to the output.
 pub(super) struct Writer<T> {
     records: Sender<T>,
     written: Arc<AtomicU64>,

@@ -175,8 +175,8 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
 }
 
 /// Sends requests until the result is certain: until a request is not answered, or until a request that was sent after
-/// the latest permitted end of the drain is answered. The API server accepted the withdrawal after `start`,
-/// but at most `disabled` later.
+/// the latest permitted end of the drain is answered. The API server accepted the withdrawal at most `disabled` after
+/// `start`.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

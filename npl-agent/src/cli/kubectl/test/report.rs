@@ -33,13 +33,13 @@ pub(super) struct Report {
     doctor: Vec<Diagnosis>,
 }
 
-/// The findings of `npl-agent doctor` on one Node, except those that are ok.
+/// The findings of `npl-agent doctor` on one Node, except findings with the state `ok`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Diagnosis {
     node: String,
     findings: Vec<Finding>,
-    /// The reason why `npl-agent doctor` gave no result; absent if it gave one.
+    /// The reason why `npl-agent doctor` gave no result; absent if it gave a result.
     error: Option<String>,
 }
 

@@ -41,7 +41,7 @@ pub(super) const START: Duration = Duration::from_mins(2);
 /// The time limit for the publication of all node ports.
 pub(super) const PUBLICATION: Duration = Duration::from_mins(1);
 /// Returns the port of the echo Pods for a protocol. Each protocol has its own port. If all protocols had the same
-/// port, they would need the same node port, which might not be free for all protocols.
+/// port, an agent with `--protocol-pairing merged` would need a node port that is free for all of them.
 const fn port(protocol: Protocol) -> u16 {
     match protocol {
         Protocol::Tcp => 7_777,
@@ -93,8 +93,8 @@ impl<'a> Scene<'a> {
     /// Creates all objects of the test.
     pub(super) fn create(&self, image: Option<&str>) -> anyhow::Result<()> {
         self.namespace.create()?;
-        // The Pods use a service account of their own, because the controller may create the service account `default`
-        // later than the Pods.
+        // The Pods use a service account of their own, because Kubernetes may create the Namespace's service account
+        // `default` later than this command creates the Pods.
         let account = self.namespace.object("ServiceAccount", SERVICE);
         let mut objects = vec![account, self.service()];
         for (index, site) in self.sites.iter().enumerate() {

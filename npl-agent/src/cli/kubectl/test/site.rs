@@ -84,7 +84,7 @@ pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Ve
     agents.retain(|_node, agent| agent.is_running);
     ensure!(
         !agents.is_empty(),
-        "no agent runs in namespace {}: `kubectl npl status` says why",
+        "no agent runs in namespace {}: `kubectl npl status` shows the cause",
         kubectl.connection.agent_namespace
     );
     let nodes = kubectl.list(&["nodes"])?;
@@ -101,7 +101,8 @@ pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Ve
         let node = nodes.iter().find(|node| text_at(node, "/metadata/name") == name);
         let node = node.with_context(|| format!("the cluster has no Node {name}"))?;
         let site = site(node, &agents);
-        let site = site.with_context(|| format!("no agent runs on Node {name}: `kubectl npl status` says why"))?;
+        let site =
+            site.with_context(|| format!("no agent runs on Node {name}: `kubectl npl status` shows the cause"))?;
         Ok(site.with_device_ips(kubectl))
     });
     named.collect()
