@@ -18,8 +18,8 @@ use super::sweep::{expire_flows, expire_words};
 use crate::counters::reason;
 use crate::lab::{Lab, NEXT};
 
-/// Sends forged datagrams of several lengths to `destination`. The mapping forwards them, and direct datagrams pass
-/// unchanged.
+/// Sends forged datagrams of several lengths to `destination`, and asserts that each reaches the Pod: translated if
+/// `destination` is a node port, and unchanged if it is the Pod's own address.
 #[track_caller]
 pub(super) fn attack(lab: &mut Lab, destination: SocketAddr) {
     for payload in [&b""[..], b"forged", &[7; 1000]] {

@@ -23,8 +23,8 @@ const FORGED_IDS: [u32; 2] = [ID, ID + 1];
 /// Payload bytes of a fragment that is too short for the checksum of a TCP segment.
 const TINY: usize = 16;
 
-/// Sends a forged packet twice: in fragments that reach the Pod, and in tiny fragments, of which the first is too short
-/// for the checksum of a TCP segment.
+/// Sends a forged packet twice with each forged identification: in fragments that reach the Pod, and in tiny fragments,
+/// of which the first is too short for the checksum of a TCP segment.
 #[track_caller]
 fn attack(lab: &mut Lab, packet: &Packet) {
     for id in FORGED_IDS {

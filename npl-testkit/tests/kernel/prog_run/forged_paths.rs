@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests what one forged UDP datagram on another path than the client's can change, and what it cannot change. A path
-//! is the destination of the client's datagrams: a node address and node port, or the Pod's own address.
+//! Tests the effects of forged UDP datagrams on another path than the client's. A path is the destination of the
+//! client's datagrams: a node address and node port, or the Pod's own address.
 
 use std::net::SocketAddr;
 

@@ -404,8 +404,8 @@ fn forged_fin_or_reset_at_the_edge_of_the_window_does_not_count() {
     });
 }
 
-/// One number of the forged segment is near that of a direct connection, and the other number is just outside of the
-/// window in which a reply belongs to the segment.
+/// Of the sequence and the acknowledgement number of a forged segment, one is near that of a direct connection, and the
+/// other is just outside of the window in which NPL takes the Pod's reply for an answer to the forged segment.
 #[test]
 fn forged_segments_at_the_edge_of_the_window_do_not_divert_a_direct_connection() {
     with_programs(|lab, via| {
@@ -424,7 +424,7 @@ fn forged_segments_at_the_edge_of_the_window_do_not_divert_a_direct_connection()
             }
         });
         live.is_undisturbed(lab);
-        // Within the window, a reply belongs to the segment.
+        // Within the window, NPL takes the reply for an answer to the forged segment.
         Sent::new(&segment(node(), ACK, b"", sequence + Numbers::WINDOW, acknowledgement + 1), false).arrives(lab, via);
         Live { server: node(), ..live }.is_answered(lab, ACK);
     });

@@ -100,7 +100,7 @@ fn passes(lab: &mut Lab, program: &'static str, frame: &[u8], changes: Vec<Chang
     becomes(lab, program, frame, frame.to_vec(), changes);
 }
 
-/// Opens a flow by TCP and by UDP.
+/// Opens a TCP flow and a UDP flow.
 fn open(lab: &mut Lab) {
     establish(lab);
     lab.ingress(&udp(client(), node(), b"hello"));

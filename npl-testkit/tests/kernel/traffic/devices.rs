@@ -20,8 +20,8 @@ const EVERYWHERE: [&str; 2] = ["bridge", "vxlan"];
 /// Time limit for a bond to detect its member's carrier, far above the usual duration.
 const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether the kernel supports a device type; an emulated kernel must support every type, and any kernel the common
-/// ones.
+/// Whether the kernel supports a device type; an emulated kernel must support every type, and every kernel the types of
+/// [`EVERYWHERE`].
 pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
     kernel::make_device(netns, kind, line, EVERYWHERE.contains(&kind)).unwrap()
 }

@@ -164,7 +164,7 @@ fn send(socket: &UdpSocket) -> Vec<u8> {
     question
 }
 
-/// Whether a datagram is answered, although the machine may be slow.
+/// Whether a datagram is answered within a time limit that is long enough for a slow machine.
 fn is_answered(socket: &UdpSocket) -> bool {
     traffic::udp_receive(socket, &send(socket), poll::extended(LIMIT)).unwrap().is_some()
 }
