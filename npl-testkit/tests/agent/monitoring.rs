@@ -22,8 +22,8 @@ fn queries() -> BTreeSet<String> {
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let as_sent = |target: &Value| {
         let expression = target["expr"].as_str().unwrap();
-        // Replace Grafana's variables. Grafana sets `$__rate_interval` to at least four scrape
-        // intervals; Prometheus scrapes every second in this test.
+        // Replace Grafana's variables. Grafana sets `$__rate_interval` to at least four scrape intervals; Prometheus
+        // scrapes every second in this test.
         expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
     };
     targets.map(as_sent).filter(|query| !query.contains("npl_feed_")).collect()

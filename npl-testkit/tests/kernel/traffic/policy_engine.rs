@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `--forwarding redirect` on a Node with a policy engine whose rules redirected packets would bypass. The host's
-//! stack forwards the packets, unless the operator chooses to bypass NetworkPolicy.
+//! Tests `--forwarding redirect` on a Node with a policy engine. Redirected packets would bypass the engine's rules, so
+//! the host's stack forwards the packets unless the operator chooses to bypass NetworkPolicy.
 
 use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy};
 use npl_agent::core::devices::xdp::Attach;

@@ -173,9 +173,9 @@ fn narrow() -> World {
     world
 }
 
-/// The first fragment exceeds the MTU, so the stack forwards it, and kernel conntrack waits there for the other
-/// fragments. Therefore, the last fragment must also be passed to the stack, although it does not exceed the MTU. In
-/// IPv6, the client receives a "packet too big" error and sends smaller fragments.
+/// The first fragment exceeds the MTU, so the stack forwards it, and kernel conntrack waits for the other fragments.
+/// Therefore, the last fragment must also be passed to the stack, although it does not exceed the MTU. In IPv6, the
+/// client receives a "packet too big" error and sends smaller fragments.
 #[test]
 fn later_fragments_take_the_path_of_the_first_one() {
     let world = narrow();

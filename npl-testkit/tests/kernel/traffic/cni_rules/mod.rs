@@ -137,7 +137,7 @@ fn assert_passes(world: &World, forwarding: Forwarding, targets: &[Target]) {
     assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "the host must refuse the connection");
     assert_nothing_was_dropped(world, forwarding);
     for Target { server, client, .. } in targets {
-        assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules masquerade the Pod");
+        assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules must masquerade the Pod");
     }
 }
 

@@ -43,8 +43,8 @@ struct Response {
     is_own: bool,
     /// The time until the answer.
     took: Duration,
-    /// Whether a packet of the client was lost. A TCP client checks this only if the answer was late, and a UDP client
-    /// only if it has repeated a datagram.
+    /// Whether a packet of the client is known to be lost. The test checks for loss only after a late answer (TCP) or a
+    /// repeated datagram (UDP).
     has_lost: bool,
 }
 
