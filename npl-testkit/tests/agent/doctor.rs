@@ -22,7 +22,7 @@ pub(crate) struct Finding {
     pub(crate) advice: Option<String>,
 }
 
-/// Runs `doctor`. Returns whether it succeeded, and its output.
+/// Runs `doctor`. Returns whether the command succeeded, and its output.
 fn doctor(world: &World, arguments: &[&str]) -> (bool, String) {
     let options = world.agent_options(&[]);
     let mut command = options.netns.command(&options.binary).unwrap();

@@ -51,7 +51,7 @@ fn program_before_npls_sees_untranslated_requests() {
     }
     let other = OtherProgram::attach(&world, world.node_ip(), "61000-61100");
     world.assert_answers();
-    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
+    assert!(other.seen() >= 2, "a SYN and a datagram must be counted: {}", other.seen());
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn program_after_npls_sees_translated_requests() {
     }
     world.install();
     world.assert_answers();
-    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
+    assert!(other.seen() >= 2, "a SYN and a datagram must be counted: {}", other.seen());
 }
 
 #[test]
@@ -81,5 +81,5 @@ fn filter_after_npls_sees_translated_requests() {
     };
     world.node().run(attach).unwrap();
     world.assert_answers();
-    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
+    assert!(other.seen() >= 2, "a SYN and a datagram must be counted: {}", other.seen());
 }

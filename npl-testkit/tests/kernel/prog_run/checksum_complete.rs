@@ -67,7 +67,7 @@ fn checksum_complete_stays_correct() {
 }
 
 /// The hop limit of a redirected packet is decremented. In IPv6, no checksum in the packet covers the hop limit, so the
-/// device's checksum has to be updated for it.
+/// program must update the device's checksum for the changed hop limit.
 #[test]
 fn checksum_complete_of_a_redirected_packet_stays_correct() {
     if !is_supported() {

@@ -13,7 +13,7 @@ use super::scene::{
 use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// Makes the Pod accept a direct connection and send data on it, and asserts that its packets leave unchanged.
+/// Makes the Pod accept a direct connection and send data on it, and asserts that the Pod's packets leave unchanged.
 #[track_caller]
 fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
     let accepted = direct_answer(SYN | ACK);

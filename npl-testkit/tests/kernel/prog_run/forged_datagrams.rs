@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged UDP datagrams with a client's address and port. UDP has no sequence numbers, so replies follow the
-//! path of the last datagram, even if it is forged: a forged datagram on the client's own path changes nothing, and the
-//! client's next datagram corrects the effect of a forged datagram on another path.
+//! Tests forged UDP datagrams with a client's address and port. A path is the address and port to which datagrams are
+//! sent. UDP has no sequence numbers, so replies follow the path of the last datagram, even if this datagram is forged.
+//! A forged datagram on the client's own path changes nothing. The client's next datagram corrects the effect of a
+//! forged datagram on another path.
 
 use std::net::SocketAddr;
 

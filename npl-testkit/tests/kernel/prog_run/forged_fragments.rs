@@ -104,9 +104,8 @@ fn fragments_of_forged_datagrams_on_the_clients_own_path_do_not_disturb_its_flow
     }
 }
 
-/// Before the client's datagram, the attacker sends fragments with the same identification, either to the Pod's own
-/// address or to another port of the node address, which leads to another Pod or to the host. The client's fragments
-/// must still reach the Pod.
+/// Before the client's datagram, the attacker sends fragments with the same identification: to the Pod's own address,
+/// to a node port of another Pod, and to ports of the host. The client's fragments must still reach the Pod.
 #[test]
 fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     with_mappings(|lab| {

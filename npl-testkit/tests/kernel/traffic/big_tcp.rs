@@ -111,8 +111,8 @@ fn is_supported(family: Family) -> bool {
     KernelVersion::current().unwrap() >= if family == Family::V4 { SINCE_V4 } else { SINCE_V6 }
 }
 
-/// Sockets that observe a transfer's packets as they arrive at the Node, and as they leave the Node or, in a redirected
-/// upload, arrive at the Pod's end of its veth pair.
+/// Sockets that observe a transfer's packets at two places: where the packets arrive at the Node, and where they leave
+/// the Node or, in a redirected upload, arrive at the Pod.
 fn sockets(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<LargePacketSocket> {
     let [_, uplink, pod, host_device] = world.path_devices();
     let [arriving, leaving] =

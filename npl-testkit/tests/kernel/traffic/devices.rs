@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests devices that have the Node's addresses. The agent selects the devices to which the programs are attached. If
-//! the host's kernel lacks a device type, its test reports this and passes; emulated kernels have all types.
+//! the host's kernel lacks a device type, the test of this type reports the lack and passes; emulated kernels have all
+//! types.
 
 use std::time::Duration;
 

@@ -58,7 +58,7 @@ pub(super) fn offloading() -> World {
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
-    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "both addresses of the Pod must be redirected");
     world
 }
 
