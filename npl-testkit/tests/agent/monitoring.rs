@@ -89,7 +89,7 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
     assert!(missing.len() > 15, "{missing:?}");
     let mut number = 0;
     let complete = || {
-        // Requests continue, because a query of a rate returns data only if its counters change within the rate
+        // Requests continue, because a quantile is a number only if its histogram gets observations within the rate
         // interval.
         number += 1;
         let pod = format!("more-{number}");

@@ -16,7 +16,7 @@ fn archive() -> String {
     format!("kubectl-npl-linux-{arch}.tar.gz")
 }
 
-/// Returns the path of the folder in a variable that `cargo xtask test` sets.
+/// Returns the folder whose path is in an environment variable that `cargo xtask test` sets.
 fn folder(variable: &str) -> PathBuf {
     let folder = env::var_os(variable);
     folder.with_context(|| format!("{variable} is unset: run this test by `cargo xtask test`")).unwrap().into()

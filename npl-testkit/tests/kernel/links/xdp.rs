@@ -256,7 +256,7 @@ fn device_list_contains_link_facts() {
     };
     let eth0 = facts("eth0");
     assert_eq!((eth0.mtu, eth0.has_upper_devices, eth0.driver), (1500, false, None));
-    // This part needs a kernel with VLAN devices, which every emulated kernel has.
+    // This part needs VLAN devices, which every emulated kernel supports.
     if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
         assert_eq!((facts("eth0").has_upper_devices, facts("up0").has_upper_devices), (true, false));
     } else {

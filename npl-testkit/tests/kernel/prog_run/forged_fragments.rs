@@ -128,8 +128,8 @@ fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     });
 }
 
-/// Forged request fragments with the identification of a fragmented reply must not change its translation, because
-/// requests and replies have separate fragment tracking records.
+/// Forged request fragments with the identification of a fragmented reply must not change the reply's translation,
+/// because requests and replies have separate fragment tracking records.
 #[test]
 fn forged_fragments_do_not_divert_a_fragmented_reply() {
     with_mappings(|lab| {

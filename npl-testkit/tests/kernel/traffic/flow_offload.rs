@@ -32,7 +32,7 @@ table inet npl_test {
   }
 }";
 
-/// Adds to [`STATEFUL`] a rule that counts and drops all TCP packets.
+/// Adds to [`STATEFUL`] a rule that counts and drops all forwarded TCP packets.
 const DROP_TCP: &str = "
 add counter inet npl_test dropped
 insert rule inet npl_test forward meta l4proto tcp counter name dropped drop comment \"changed\"";
