@@ -244,7 +244,7 @@ impl Live {
         let entry = entry.unwrap_or_else(|| panic!("{self:?} has no entry"));
         assert_eq!((entry.node_addr, entry.state.node_port), (node().ip(), NODE_PORT), "{self:?}");
         let flags = entry.state.client_tcp_flags | entry.state.pod_tcp_flags;
-        assert_eq!(flags & (FIN | RST), 0, "{self:?}: a FIN or RST of another connection counts");
+        assert_eq!(flags & (FIN | RST), 0, "{self:?}: a forged FIN or RST, or an earlier one, counts");
         assert_eq!(timeout(&entry.state), TCP_NS, "{self:?}");
     }
 }
