@@ -93,7 +93,8 @@ fn progress_of_a_transfer_is_reported() {
     let world = world(Options::default(), 1);
     let server = (world.pods[0].0.ip(), PORT).into();
     let client = &world.topology.client().netns;
-    // The transfer takes two seconds, so that even on a slow machine it is still running when the test checks this.
+    // The transfer takes two seconds, so that it is still running when the test calls `is_running`, even on a slow
+    // machine.
     let transfer = Transfer::start(client, server, Direction::Download, 16 << 20, 8 << 20).unwrap();
     transfer.wait_for_share(1.0 / 16.0, Duration::from_secs(5)).unwrap();
     assert!(transfer.is_running());

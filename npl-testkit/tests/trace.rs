@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the
-//! object of `cargo xtask build-ebpf --features trace`.
+//! Tests the trace build: its programs load, and log verdicts with level, reason and flow tuple. The tests need root,
+//! and the object of `cargo xtask build-ebpf --features trace`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -60,7 +60,7 @@ impl Scene {
         Packet::tcp(self.client, (self.node, port).into(), tcp_flags::SYN, b"").to_this_machine()
     }
 
-    /// Returns an SCTP packet that opens an association, which the slow path translates.
+    /// Returns an SCTP packet that opens an association. The slow path translates all SCTP packets.
     fn sctp_request(&self, port: u16) -> Packet {
         Packet::sctp(self.client, (self.node, port).into(), sctp_chunks::INIT, &[0; 16]).to_this_machine()
     }

@@ -213,7 +213,7 @@ fn program_in_the_driver(world: &World) -> Option<String> {
 #[test]
 fn connections_and_the_xdp_program_survive_a_link_flap() {
     let (mut world, entries) = served();
-    // XDP programs require complete checksums, so the client computes them itself.
+    // XDP programs require complete checksums, so checksum offload is disabled at the client.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.agent().kill().unwrap();
     world.start_agent(&["--attach", "xdp"]);

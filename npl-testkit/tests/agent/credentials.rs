@@ -39,8 +39,8 @@ fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
     world.assert_served("web-1");
 
     fs::write(&authority, new).unwrap();
-    // Closing all connections makes the agent connect again, for which it must verify the API server's certificate with
-    // the new CA.
+    // After all connections are closed, the agent connects again, and must verify the API server's certificate with the
+    // new CA.
     world.proxy().cut();
     world.create_pod("web-2");
     world.assert_served("web-2");

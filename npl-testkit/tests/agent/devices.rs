@@ -160,7 +160,7 @@ pub(crate) fn place(world: &World) -> [String; 2] {
 #[test]
 fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     let mut world = World::new();
-    // XDP programs require complete checksums, so the client computes them itself.
+    // XDP programs require complete checksums, so checksum offload is disabled at the client.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.create_node();
     world.create_service();

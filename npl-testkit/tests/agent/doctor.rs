@@ -22,7 +22,7 @@ pub(crate) struct Finding {
     pub(crate) advice: Option<String>,
 }
 
-/// Runs `doctor`. Returns whether it succeeded, and its output.
+/// Runs `doctor`. Returns whether the command succeeded, and its output.
 fn doctor(world: &World, arguments: &[&str]) -> (bool, String) {
     let options = world.agent_options(&[]);
     let mut command = options.netns.command(&options.binary).unwrap();
@@ -104,8 +104,8 @@ fn wrong_sysctls_are_reported_until_they_are_corrected() {
     assert_eq!(pins(), pins_before, "doctor changed pins");
 }
 
-/// Here, the agent compares its mappings with those in the kernel only once an hour, so the agent does not correct the
-/// differences that the test creates.
+/// In this test, the agent compares its mappings with those in the kernel only once an hour, so the agent does not
+/// correct the differences that the test creates.
 #[test]
 fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
     let mut world = World::with_agent(&["--resync", "1h"]);

@@ -37,7 +37,7 @@ fn assert_lost(world: &World, entries: &[Entry]) {
     }
 }
 
-/// Waits until a check has a state.
+/// Waits until the doctor's check `key` has this state.
 #[track_caller]
 fn wait_for_state(world: &World, key: &str, state: &str) {
     let mut last = None;

@@ -54,8 +54,8 @@ impl Bystander {
 }
 
 impl World {
-    /// Waits until the watch of Pods has failed to connect `times` times. How long this takes depends only on the
-    /// agent's back-off.
+    /// Waits until the watch of Pods has failed to connect `times` times. The duration depends only on the agent's
+    /// back-off.
     fn wait_for_unreachable(&mut self, times: u64) {
         const LABELS: &str = r#"npl_watch_errors_total{subject="pods",kind="unreachable"} "#;
         let limit = LIMIT + Duration::from_mins(2);

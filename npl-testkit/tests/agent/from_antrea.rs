@@ -156,9 +156,9 @@ fn wait_for_answers(load: &Load, step: &str) {
 /// Antrea's rules. `rewrites` is the number of times that NPL's agent writes each annotation.
 fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let (mut world, antrea) = world_with_antrea(format);
-    // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, it would hide an error: if
-    // NPL translated some packets of a connection that Antrea's rules translate, strict conntrack would reject the
-    // other packets of the connection as out of window.
+    // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, the sysctl would hide an
+    // error. If NPL translated some packets of a connection that Antrea's rules translate, strict conntrack would
+    // classify the connection's other packets as out of window, and the test would fail.
     world.topology.node().set_liberal_tracking(flags.contains(&"offload")).unwrap();
     let ports = PODS.map(|pod| world.wait_for_entries(pod, 2));
     let before = written(&world);

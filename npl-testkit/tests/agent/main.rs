@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the built agent with the privileges of `deploy/npl.yaml`, a real API server and real traffic. Requires root,
-//! the binaries of `cargo xtask setup`, and the agent of `cargo xtask build`.
+//! Tests the built agent with the privileges of `deploy/npl.yaml`, a real API server and real traffic. The tests need
+//! root, the binaries of `cargo xtask setup`, and the agent of `cargo xtask build`.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 

@@ -59,7 +59,7 @@ fn pods_are_published_only_while_their_service_is_enabled() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.create_pod("web-0");
-    // While the Service is disabled, there must be neither an annotation nor a mapping.
+    // The Pod `web-1` is created while the Service is disabled. The agent must annotate this Pod only once.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     world.create_pod("web-1");
     world.enable_service();

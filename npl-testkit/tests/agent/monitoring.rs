@@ -22,8 +22,8 @@ fn queries() -> BTreeSet<String> {
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
     let as_sent = |target: &Value| {
         let expression = target["expr"].as_str().unwrap();
-        // Replace Grafana's variables. Grafana sets `$__rate_interval` to at least four scrape
-        // intervals; Prometheus scrapes every second in this test.
+        // Replace Grafana's variables. Grafana sets `$__rate_interval` to at least four scrape intervals; Prometheus
+        // scrapes every second in this test.
         expression.replace("$instance", ".*").replace("$__rate_interval", "4s")
     };
     targets.map(as_sent).filter(|query| !query.contains("npl_feed_")).collect()
@@ -89,7 +89,7 @@ fn every_query_of_the_dashboard_returns_data_of_a_running_agent() {
     assert!(missing.len() > 15, "{missing:?}");
     let mut number = 0;
     let complete = || {
-        // Requests continue, because a query of a rate returns data only if its counters change within the rate
+        // Requests continue, because a quantile is a number only if its histogram gets observations within the rate
         // interval.
         number += 1;
         let pod = format!("more-{number}");

@@ -32,7 +32,8 @@ fn service_requests(audit: &AuditLog, skipped: usize) -> BTreeSet<(String, Optio
     requests.filter(|it| it.resource == "services").map(|it| (it.verb, it.namespace)).collect()
 }
 
-/// Waits until the agent's requests for Services, without the first `skipped` requests of the log, are exactly these.
+/// Waits until the agent's requests for Services, without the first `skipped` requests of the log, are exactly
+/// `expected`.
 #[track_caller]
 fn wait_for_requests(audit: &AuditLog, skipped: usize, expected: &BTreeSet<(String, Option<String>)>) {
     let are_equal = || (service_requests(audit, skipped) == *expected).then_some(());

@@ -18,7 +18,7 @@ fn is_answered(client: &Netns, server: SocketAddr) -> bool {
     [Protocol::Tcp, Protocol::Udp].iter().all(|protocol| traffic::request(client, *protocol, server, "who?").is_ok())
 }
 
-/// Waits until a check of the doctor has a state.
+/// Waits until the doctor's check `key` has this state.
 #[track_caller]
 fn wait_for_state(world: &World, key: &str, state: &str) {
     let waited = poll::until(&format!("the state {state} of {key}"), LIMIT, || {

@@ -159,8 +159,8 @@ fn an_agent_without_redirect_returns_packets_to_the_stack() {
     assert_eq!(devices.len(), 1, "only the uplink must have programs: {status}");
 }
 
-/// Unless kernel conntrack is liberal, it would classify packets of offloaded flows as invalid, so the agent offloads
-/// no flow. The agent logs the reason and checks the sysctl again at each resync.
+/// Unless `nf_conntrack_tcp_be_liberal` is set, kernel conntrack would classify packets of offloaded flows as invalid,
+/// so the agent offloads no flow. The agent logs the reason and checks the sysctl again at each resync.
 #[test]
 fn flows_are_offloaded_once_kernel_conntrack_is_liberal() {
     let mut world = World::new();

@@ -2,7 +2,7 @@
 //! Tests upgrades from an agent of another ABI version, and rollbacks to that version, under load.
 //!
 //! `cargo xtask test --former-agent FILE` runs these tests, and passes the binary of the other agent in
-//! `NPL_FORMER_AGENT`. The tests do not build this binary, because that would take minutes.
+//! `NPL_FORMER_AGENT`. The tests do not build this binary, because a build takes minutes.
 
 use std::env;
 use std::path::PathBuf;

@@ -201,8 +201,8 @@ impl World {
         self.topology.remove_pod(name).unwrap();
     }
 
-    /// Creates the Service `web` for the app `web`, with TCP by port name and UDP by port number, without the
-    /// annotation that enables node ports.
+    /// Creates the Service `web` for the app `web`. The target of its TCP port is a port name, and that of its UDP port
+    /// a port number. The Service lacks the annotation that enables node ports.
     pub(crate) fn create_service(&self) {
         let tcp = Port::new("http", 80, Protocol::Tcp).to("web");
         let udp = Port::new("dns", 53, Protocol::Udp).to(POD_PORT);
@@ -272,7 +272,7 @@ impl World {
 
     /// Returns the number of the agent's writes to a Pod's annotation, including withdrawals.
     pub(crate) fn writes(&self, pod: &str) -> usize {
-        // Before the first write, the annotation is absent; these entries of the history do not count.
+        // Entries of the history before the first write have no value, and do not count.
         self.annotations.history(pod).iter().skip_while(|seen| seen.value.is_none()).count()
     }
 

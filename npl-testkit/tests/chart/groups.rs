@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of `nodeGroups`: the agents of a group have the group's options, no Node runs two agents, and everything that
-//! finds agents finds those of every group.
+//! Tests of `nodeGroups`: the agents of a group have the group's options, no Node runs two agents, and the PodMonitor,
+//! `kubectl npl` and the uninstall hook find the agents of every group.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn the_agents_of_a_group_have_its_options_and_otherwise_those_of_the_chart() {
         ("NPL_FORWARDING", None, Some("redirect"), None),
         ("NPL_DRAIN", Some("1m"), Some("1m"), Some("1m")),
         ("NPL_MAX_FLOWS", Some("8192"), Some("8192"), Some("1000000")),
-        // A value that is 0, false or empty takes precedence, too.
+        // A group's value takes precedence even if it is 0, false or empty.
         ("NPL_SERVICE_METRICS", Some("50"), Some("0"), Some("50")),
         ("NPL_IGNORE_NETWORK_POLICY", Some("true"), Some("false"), Some("true")),
         ("NPL_LOG", Some("warn"), None, Some("warn")),

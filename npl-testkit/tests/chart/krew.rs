@@ -16,7 +16,7 @@ fn archive() -> String {
     format!("kubectl-npl-linux-{arch}.tar.gz")
 }
 
-/// Returns the path of the folder in a variable that `cargo xtask test` sets.
+/// Returns the folder whose path is in an environment variable that `cargo xtask test` sets.
 fn folder(variable: &str) -> PathBuf {
     let folder = env::var_os(variable);
     folder.with_context(|| format!("{variable} is unset: run this test by `cargo xtask test`")).unwrap().into()
@@ -35,7 +35,8 @@ fn install(root: &Path, archive: &Path) -> Result<String> {
     tools::output(&mut krew)
 }
 
-/// Runs `kubectl npl`, where kubectl looks for plug-ins only in the folder in which krew links those in `root`.
+/// Runs `kubectl npl`. kubectl looks for plug-ins only in `root/bin`, where krew links the plug-ins that it has
+/// installed.
 fn kubectl_npl(root: &Path, argument: &str) -> Result<String> {
     let search = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&search).map(|folder| folder.join("kubectl")).find(|path| path.is_file());

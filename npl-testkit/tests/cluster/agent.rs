@@ -15,7 +15,7 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, Pod, World};
 /// The bit mask of the capabilities `CAP_NET_ADMIN` (bit 12) and `CAP_BPF` (bit 39), as `/proc` shows it.
 const CAPABILITIES: &str = "0000008000001000";
 
-/// Returns the Pods of all agents that are not terminating.
+/// Returns the agents' Pods that are not terminating.
 pub(crate) fn all(world: &World) -> Vec<Pod> {
     world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent")
 }

@@ -49,7 +49,7 @@ pub(crate) fn a_cilium_network_policy_admits_the_named_client_at_the_named_port(
         assert_answers(&outside, &pod, Protocol::Tcp, entry.address());
     }
 
-    // A policy that admits only another client refuses this client at all node ports.
+    // A policy that admits only other clients refuses the outside client at all node ports.
     let others = ["203.0.113.1/32".to_owned(), "2001:db8:ffff::1/128".to_owned()];
     let path = format!("{policies}/{NAME}");
     api.merge_patch(&path, &policy(&others)).unwrap();

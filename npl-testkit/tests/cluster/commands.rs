@@ -30,7 +30,7 @@ fn documents() -> Vec<PathBuf> {
     documents.chain([tools::repository_file("README.md")]).collect()
 }
 
-/// Returns the marked blocks of a document, which may be indented as part of a list.
+/// Returns the marked blocks of a document. A block may be indented as part of a list.
 fn marked_blocks(text: &str) -> Vec<String> {
     let (mut blocks, mut block) = (Vec::new(), None::<String>);
     for line in text.lines().map(str::trim_start) {

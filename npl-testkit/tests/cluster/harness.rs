@@ -77,8 +77,8 @@ impl Suite {
 struct Arguments {
     /// Run only tests whose names contain one of these words.
     words: Vec<String>,
-    /// Run the tests on a cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network. Without
-    /// words, also write the results into `docs/compatibility.md`.
+    /// Run the tests on a cluster with this network, such as `flannel-vxlan/nftables`; `every` means each network in
+    /// turn. Without words, also write the results into `docs/compatibility.md`.
     #[arg(long, value_parser = read_network)]
     network: Vec<Networks>,
     /// Only list the names of the tests.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests the agent as a Pod of a real Kubernetes cluster with real kubelets, containers and controllers, with requests
-//! from all kinds of clients. The agent is installed with `deploy/npl.yaml`. Requires root; `cargo xtask test
+//! from all kinds of clients. The agent is installed with `deploy/npl.yaml`. The tests need root; `cargo xtask test
 //! --real-cluster` builds the other prerequisites.
 
 #![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]

@@ -24,7 +24,7 @@ fn policy(ingress: &Value) -> Value {
     policy_for(&json!({"matchLabels": {"app": "web"}}), ingress)
 }
 
-/// Returns a NetworkPolicy that denies all clients of all Pods of the shop's namespace.
+/// Returns a NetworkPolicy that denies all clients access to all Pods of the shop's namespace.
 fn default_deny() -> Value {
     policy_for(&json!({}), &json!([]))
 }

@@ -39,7 +39,7 @@ pub(crate) fn watch_traffic_and_trace_a_packet(world: &World) {
 }
 
 /// Runs a command of README.md on a terminal, in the agent's Pod and for the node port of the entry, and sends requests
-/// until its output is as expected. Returns the output.
+/// until the command's output is as expected. Returns the output.
 fn until_shown(
     world: &World,
     command: &str,
@@ -67,7 +67,7 @@ fn until_shown(
     shown
 }
 
-/// Starts a command on a terminal of `script`, whose output goes to a file.
+/// Starts a command on a terminal that the tool `script` provides. The terminal's output goes to a file.
 fn start(world: &World, line: &str, output: &Path) -> Child {
     let mut command = world.cluster.cluster().command("script").unwrap();
     command.args(["--quiet", "--flush", "--return", "--command", &format!("stty cols 120 rows 40; {line}")]);

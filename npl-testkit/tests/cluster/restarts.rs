@@ -90,8 +90,8 @@ pub(crate) fn etcd_is_restarted(world: &mut World) {
     });
 }
 
-/// Kills the CNI's daemon on every Node. New Pods show that the restarted daemon works; if the daemon is a policy
-/// engine, a new policy also shows this.
+/// Kills the CNI's daemon on every Node. New Pods show that the restarted daemon works, and so does a new NetworkPolicy
+/// if the daemon is a policy engine.
 pub(crate) fn network_daemons_are_killed_and_restarted(world: &mut World) {
     let may_lose_ipv6 = world.cluster.cni().loses_ipv6_at_restart();
     Under { may_lose_ipv6, ..Under::default() }.load(world, |world| {

@@ -66,7 +66,7 @@ pub(crate) struct Lab {
     pub(crate) datapath: Datapath,
     v4: FlowMaps<FlowKeyV4, FlowV4>,
     v6: FlowMaps<FlowKeyV6, FlowV6>,
-    /// The programs, loaded a second time with full flow tables; none unless the test has replaced the flow tables.
+    /// The programs, loaded a second time with full flow tables; `None` unless the test has replaced the flow tables.
     full_tables: Option<Ebpf>,
 }
 

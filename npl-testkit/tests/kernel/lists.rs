@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the agent's lists of addresses are complete while addresses are added and removed.
+//! Tests the agent's address dumps while addresses are added and removed.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

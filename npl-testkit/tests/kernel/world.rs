@@ -39,7 +39,8 @@ const DETACH_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for the sockets of earlier requests to close, above the time of several retransmissions of a FIN.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A Node with NPL's datapath. The fields are dropped in this order.
+/// A Node with NPL's datapath. Rust drops the fields in the order of their declaration: the datapath before the
+/// namespaces and the bpffs that it uses.
 pub(crate) struct World {
     /// The nftables guard, in tests that run one.
     pub(crate) guard: Option<Guard>,
@@ -47,7 +48,7 @@ pub(crate) struct World {
     pub(crate) pods: Vec<(Pod, EchoServer)>,
     pub(crate) topology: Topology,
     pub(crate) bpffs: BpfFs,
-    /// The reused bpffs that is mounted at `bpffs`; none if `bpffs` is new.
+    /// The reused bpffs that is mounted at `bpffs`; `None` if `bpffs` is new.
     #[expect(dead_code, reason = "the bpffs returns to its pool when the world is dropped")]
     pooled_bpffs: Option<PooledBpffs>,
     pub(crate) run: Run,
@@ -102,7 +103,7 @@ impl World {
         world
     }
 
-    /// Attaches the programs to every uplink as filters on every kernel, as before Linux 6.6.
+    /// Attaches the programs to every uplink as filters, also on kernels with TCX, as the agent does before Linux 6.6.
     pub(crate) fn use_filters(&mut self) {
         let mut datapath = self.datapath.take().unwrap();
         self.attach_to(&mut datapath, &[]);

@@ -17,14 +17,15 @@ use crate::prog_run::fragments::{L3, V6_HEADER};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
     /// Kernel conntrack assigns the packet to no connection, so the kernel does not translate the packet. NPL
-    /// translates each request whatever its connection is, and the Pod's stack accepts or rejects the packet.
+    /// translates each request regardless of the state of its connection, and the Pod's stack accepts or rejects the
+    /// packet.
     NotTracked,
     /// As [`Self::NotTracked`], for a packet in which one header byte has a random value: the results may differ or be
     /// equal.
     Broken,
     /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,
-    /// The kernel drops an ICMP error that quotes less than eight bytes of the transport header. NPL translates the
+    /// The kernel drops an ICMP error that quotes fewer than eight bytes of the transport header. NPL translates the
     /// error, because NPL needs only the ports.
     ShortQuote,
     /// The quote ends right after the TCP checksum: the kernel leaves the checksum unchanged, NPL updates it.

@@ -26,7 +26,7 @@ pub(super) struct SinglePacket {
 
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
-    /// A packet to a port of the Node that has no mapping.
+    /// A packet to a node address and a port without a mapping.
     Unmapped { port: u16, flags: u8 },
     /// A packet from the client to the Pod's own address.
     Direct { flags: u8 },

@@ -96,7 +96,7 @@ fn no_request_is_lost_while_npls_filter_is_moved() {
         let name = format!("other-{round}");
         let _other = Foreign::attach(&world.run, &name, &uplink, HANDS_ON, Place::AheadAsFilter, &BOTH).unwrap();
         let report = decide(&mut world, &mut uplinks);
-        assert_eq!(report.decisions.plan.moves.len(), 2, "both hooks: {report:?}");
+        assert_eq!(report.decisions.plan.moves.len(), 2, "both filters must be moved: {report:?}");
         load.wait_for_answers(20, LIMIT).unwrap();
     }
     assert_eq!(load.stop().failures, []);
@@ -117,7 +117,7 @@ fn no_packet_is_lost_in_a_slow_filter_while_npls_filter_is_moved() {
         // A new agent moves the filter, because an agent stops after some moves.
         let mut uplinks = uplinks_of(&world);
         let report = decide(&mut world, &mut uplinks);
-        assert_eq!(report.decisions.plan.moves.len(), 2, "both hooks: {report:?}");
+        assert_eq!(report.decisions.plan.moves.len(), 2, "both filters must be moved: {report:?}");
     }
     assert_eq!(load.stop().failures, []);
 }

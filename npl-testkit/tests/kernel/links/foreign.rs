@@ -25,7 +25,7 @@ fn counted(world: &World) -> (u64, u64) {
     (sum(|stats| stats.request_packets), sum(|stats| stats.reply_packets))
 }
 
-/// Asserts that `npl-agent status` shows NPL's programs on both hooks, whatever third-party programs are attached.
+/// Asserts that `npl-agent status` finds NPL's links on both hooks, whatever third-party programs are attached.
 #[track_caller]
 fn assert_reported_as_attached(world: &World) {
     let links = Inspection::read(world.bpffs.path()).unwrap().links;
@@ -59,9 +59,7 @@ fn third_party_programs_before_npls_that_continue_the_chain_change_nothing() {
 }
 
 /// A program that runs before NPL's at ingress ends the chain, so NPL's program does not run, and the host answers
-/// instead of the Pod. Neither `status` nor the log shows this fault, because NPL's programs are attached and the
-/// kernel does not report whether a program runs. Only the mappings' request counters reveal the fault: they stay at
-/// zero.
+/// instead of the Pod. The mappings' request counters stay at zero, although NPL's programs are still attached.
 #[test]
 fn third_party_program_that_ends_the_chain_before_npls_bypasses_request_translation() {
     let world = World::new(1);
@@ -78,7 +76,7 @@ fn third_party_program_that_ends_the_chain_before_npls_bypasses_request_translat
 }
 
 /// A program that runs before NPL's at egress ends the chain. Requests reach the Pod, but the Pod's replies leave
-/// untranslated, and clients drop them. Mappings that count requests but no replies reveal this fault.
+/// untranslated, and clients drop them. The mappings count requests, but no replies.
 #[test]
 fn third_party_program_that_ends_the_chain_before_npls_bypasses_reply_translation() {
     let world = World::new(1);

@@ -77,7 +77,7 @@ fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
 #[test]
 fn xdp_is_detached_where_the_egress_program_cannot_be_attached() {
     let mut world = World::fresh(1);
-    // XDP programs require complete checksums, so the client computes them itself.
+    // XDP programs require complete checksums, so checksum offload is disabled at the client.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     let has_program = |world: &World| world.node().ip("link show dev eth0").unwrap().contains("prog/xdp");
     assert_eq!(follow(&mut world, Attach::Xdp), SERVED);

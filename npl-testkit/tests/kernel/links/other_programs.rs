@@ -45,13 +45,13 @@ impl OtherProgram {
 fn program_before_npls_sees_untranslated_requests() {
     let world = World::new(1);
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
-        // Not tested before Linux 6.6: both programs are filters with the same priority and handle, so one would
-        // replace the other.
+        // The test needs TCX: before Linux 6.6, both programs are filters with the same priority and handle, so one
+        // would replace the other.
         return;
     }
     let other = OtherProgram::attach(&world, world.node_ip(), "61000-61100");
     world.assert_answers();
-    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
+    assert!(other.seen() >= 2, "a SYN and a datagram must be counted: {}", other.seen());
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn program_after_npls_sees_translated_requests() {
     let mut world = World::bare(1, Options::default());
     let other = OtherProgram::attach(&world, world.pod().ip(), "8000-8100");
     if other.datapath.hooks.mechanism() != "tcx" {
-        // Not tested before Linux 6.6: both programs are filters with the same priority and handle, so one replaces the
-        // other.
+        // The test needs TCX: before Linux 6.6, both programs are filters with the same priority and handle, so one
+        // would replace the other.
         return;
     }
     world.install();
     world.assert_answers();
-    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
+    assert!(other.seen() >= 2, "a SYN and a datagram must be counted: {}", other.seen());
 }
 
 #[test]
@@ -81,5 +81,5 @@ fn filter_after_npls_sees_translated_requests() {
     };
     world.node().run(attach).unwrap();
     world.assert_answers();
-    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
+    assert!(other.seen() >= 2, "a SYN and a datagram must be counted: {}", other.seen());
 }

@@ -90,7 +90,7 @@ fn compatible_pinned_map_is_adopted() {
 
 #[test]
 fn bpftool_dumps_mappings_with_field_names() {
-    // Not tested on emulated kernels, whose initial RAM disk has no bpftool.
+    // The initial RAM disk of emulated kernels has no bpftool.
     if is_emulated() {
         return;
     }

@@ -100,7 +100,8 @@ fn filter_handles(world: &World) -> BTreeSet<String> {
     all.split_whitespace().filter(|word| word.starts_with("0x4e504c")).map(str::to_owned).collect()
 }
 
-/// Asserts that only filters of this ABI version are attached, if the agent attaches filters.
+/// Asserts that NPL's filters on the uplinks are only those of this ABI version, or none if the agent attaches TCX
+/// links.
 fn assert_no_other_filters(world: &World, agent: &Datapath) {
     let expected = if agent.hooks.are_filters() { BTreeSet::from([handle(ABI_VERSION)]) } else { BTreeSet::new() };
     assert_eq!(filter_handles(world), expected);

@@ -67,7 +67,7 @@ impl World {
 fn xdp_translates_requests_without_a_tc_ingress_program() {
     let mut world = World::with_xdp(Options::default());
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
-        // Not tested with filters, because a filter stays attached when its pin is removed.
+        // The test needs TCX links, because a filter stays attached when its pin is removed.
         return;
     }
     fs::remove_file(Pins::new(world.bpffs.path()).link(world.uplink().ifindex, Direction::Ingress)).unwrap();
@@ -256,7 +256,7 @@ fn device_list_contains_link_facts() {
     };
     let eth0 = facts("eth0");
     assert_eq!((eth0.mtu, eth0.has_upper_devices, eth0.driver), (1500, false, None));
-    // Only tested if the kernel was built with VLAN devices.
+    // This part needs VLAN devices, which every emulated kernel supports.
     if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
         assert_eq!((facts("eth0").has_upper_devices, facts("up0").has_upper_devices), (true, false));
     } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests through which addresses clients on the Node reach Pods, and through which they do not.
+//! Tests clients on the Node: which destination addresses lead to Pods, and which lead to the host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -120,7 +120,7 @@ fn mapping_of_one_protocol_leaves_the_other_to_the_host() {
     let frontend = Frontend { family: Family::V4, node_port: NodePort(NODE_PORT), protocol: Protocol::Tcp };
     scene.world.datapath().remove_mapping(frontend).unwrap();
     let server = scene.world.frontend();
-    assert!(scene.ask(scene.world.node(), PROTOCOLS[0], server).is_err(), "the TCP mapping is removed");
+    assert!(scene.ask(scene.world.node(), PROTOCOLS[0], server).is_err(), "the removed mapping must not be served");
     assert_eq!(scene.ask(scene.world.node(), PROTOCOLS[1], server).unwrap().pod, "web-0");
 }
 

@@ -200,7 +200,7 @@ fn each_local_connection_counts_as_one_new_flow() {
     }
     drop(scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap());
     let after = totals(&mut scene.world);
-    assert_eq!(after, MappingStats { new_flows: before.new_flows + 2, ..before }, "a UDP flow and a TCP connection");
+    assert_eq!(after, MappingStats { new_flows: before.new_flows + 2, ..before }, "one UDP flow and one TCP flow");
 }
 
 fn totals(world: &mut World) -> MappingStats {
@@ -227,7 +227,7 @@ fn entries_of_a_closed_socket_are_freed() {
             let connected = scene.cgroup.run(|| traffic::udp_socket(from, server, true).unwrap()).unwrap();
             let unconnected = scene.socket(from, server);
             assert_eq!(ask(&unconnected, server).1, server);
-            assert_eq!(entries().iter().sum::<usize>(), 6, "two for each socket");
+            assert_eq!(entries().iter().sum::<usize>(), 6, "each socket must have two entries");
             let mut refused = server;
             refused.set_port(NO_SERVER);
             scene.cgroup.run(|| traffic::tcp_connect(from, refused).unwrap_err()).unwrap();

@@ -100,8 +100,8 @@ fn answer_to_a_masqueraded_client_behind_a_node_port_reaches_the_client() {
     }
 }
 
-/// A datagram with the node address and node port as source may be forged. It must not end the translation for a client
-/// that has sent through the mapping.
+/// A datagram with the node address and node port as source may be forged. Such a datagram must not end the translation
+/// for a client that has sent through the mapping.
 #[test]
 fn client_of_a_mapping_is_served_after_a_datagram_from_the_node_port_itself() {
     let scene = Scene::new(2);

@@ -16,7 +16,8 @@ use crate::world::{NODE_PORT, World};
 /// The protocols of each mapping.
 pub(super) const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// A Node with the agent's datapath. The fields are dropped in this order.
+/// A Node with the agent's datapath. Rust drops the fields in the order of their declaration: the cgroup before the
+/// Node.
 pub(super) struct Scene {
     pub(super) cgroup: ClientCgroup,
     pub(super) world: World,
@@ -107,7 +108,8 @@ impl Scene {
     }
 }
 
-/// Returns loopback addresses with the first Pod's node port; none if the kernel lacks network namespace cookies.
+/// Returns loopback addresses with the first Pod's node port; an empty list if the kernel lacks network namespace
+/// cookies.
 pub(super) fn loopback_addresses() -> Vec<SocketAddr> {
     if !has_loopback() {
         return Vec::new();

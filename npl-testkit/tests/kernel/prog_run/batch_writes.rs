@@ -70,7 +70,7 @@ fn invalid_mapping_of_a_batch_is_refused_alone() {
         let refused = lab.datapath.upsert_mappings(&wanted);
         assert!(matches!(refused.get(&wrong), Some(DatapathError::WrongFamily(_))), "{refused:?}");
         assert_eq!(refused.len(), 1, "{refused:?}");
-        // Two mappings lead to one Pod port; the Pod's replies are counted for the mapping that was written last.
+        // All accepted mappings lead to one Pod port, whose replies are counted for the mapping that was written last.
         is_served(lab, NODE_PORT + 4, pod());
     });
 }

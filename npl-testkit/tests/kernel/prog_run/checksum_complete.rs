@@ -67,7 +67,7 @@ fn checksum_complete_stays_correct() {
 }
 
 /// The hop limit of a redirected packet is decremented. In IPv6, no checksum in the packet covers the hop limit, so the
-/// device's checksum has to be updated for it.
+/// program must update the device's checksum for the changed hop limit.
 #[test]
 fn checksum_complete_of_a_redirected_packet_stays_correct() {
     if !is_supported() {
@@ -91,8 +91,9 @@ fn checksum_complete_of_a_redirected_packet_stays_correct() {
     }
 }
 
-/// The device's checksum covers the CRC too. An updated Internet checksum compensates for the changed ports, so that
-/// the sum of the packet stays the same. An updated CRC does not, so the device's checksum must be updated too.
+/// The device's checksum covers the CRC too. An updated Internet checksum compensates for the changed ports, so the sum
+/// of the packet stays the same. An updated CRC does not compensate for them, so the program must update the device's
+/// checksum too.
 #[test]
 fn checksum_complete_of_an_sctp_packet_stays_correct() {
     if !is_supported() {

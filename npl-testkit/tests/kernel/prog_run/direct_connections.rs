@@ -13,7 +13,7 @@ use super::scene::{
 use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// Makes the Pod accept a direct connection and send data on it, and asserts that its packets leave unchanged.
+/// Makes the Pod accept a direct connection and send data on it, and asserts that the Pod's packets leave unchanged.
 #[track_caller]
 fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
     let accepted = direct_answer(SYN | ACK);
@@ -38,8 +38,8 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
 }
 
 /// The half-open entry of an aborted handshake stays until the agent clears it as expired, and contains no timestamp.
-/// The programs therefore cannot determine when the handshake was aborted, so every later direct connection must be
-/// treated in the same way: untranslated, and no tuple conflict.
+/// The programs therefore cannot determine when the handshake was aborted, so they must treat every later direct
+/// connection alike: pass it untranslated, and count no tuple conflict.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {
@@ -120,7 +120,8 @@ fn flags_of_an_immediately_following_connection_are_recorded() {
     });
 }
 
-/// An attacker can forge a client's direct segments, so they must not change the state of the mapped connection.
+/// An attacker can forge a client's direct segments, so these segments must not change the state of the mapped
+/// connection.
 #[test]
 fn direct_segments_of_the_client_do_not_change_the_mapped_connection() {
     with_mappings(|lab| {

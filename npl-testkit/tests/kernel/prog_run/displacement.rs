@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that packets without a flow, such as those of a flood, overwrite half-open entries only in the region of their
-//! own kind.
+//! Tests that packets without a flow, such as those of a flood, overwrite half-open entries only in the cache region
+//! for packets of their kind: handshakes or datagrams.
 
 use std::net::SocketAddr;
 use std::ops::Range;

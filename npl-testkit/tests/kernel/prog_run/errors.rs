@@ -56,13 +56,13 @@ fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<Cha
     assert_eq!(lab.run(program, &frame), Outcome { action: NEXT, bytes: frame, changes }, "{program}");
 }
 
-/// Opens a flow by TCP and by UDP.
+/// Opens a TCP flow and a UDP flow.
 fn open(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.ingress(&udp(client(), node(), b"hello"));
 }
 
-/// Opens a flow by TCP and by UDP, and makes the Pod reply on both.
+/// Opens a TCP flow and a UDP flow, and makes the Pod reply on both.
 fn exchange(lab: &mut Lab) {
     establish(lab);
     lab.ingress(&udp(client(), node(), b"hello"));

@@ -165,8 +165,9 @@ fn established_flow_does_not_overwrite_another_flows_entry_in_its_slot() {
     });
 }
 
-/// A fast upload has more bytes in flight than the distance that proves a sequence number. If the slot stayed empty, for
-/// example after an upgrade, each of the client's packets would need the flow table.
+/// As in a fast upload, the client's sequence number is further ahead of the Pod's last acknowledgement number than
+/// every window in which NPL accepts a number as proof of the sender. If the empty slot, for example after an upgrade,
+/// were not filled again, each packet of the client would need a lookup in the flow table.
 #[test]
 fn empty_slot_of_a_fast_upload_is_used_again() {
     with_mappings(|lab| {
@@ -336,8 +337,8 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_untracked() {
     });
 }
 
-/// No sequence number proves the client's first segment to the next Pod with this address, so a FIN or RST of this
-/// segment must not shorten the idle timeout.
+/// For the client's first segment to the next Pod with this address, NPL has no sequence number to compare with, so a
+/// FIN or RST flag of this segment must not shorten the idle timeout.
 #[test]
 fn first_segment_to_the_next_pod_does_not_end_its_flow() {
     for flags in [FIN | ACK, RST, RST | ACK] {

@@ -22,7 +22,7 @@ pub(super) const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST
 const ECE: u8 = 0x40;
 const CWR: u8 = 0x80;
 
-/// All combinations of the flags FIN, SYN, RST, PSH, ACK and URG, and some with ECE and CWR.
+/// All combinations of the flags FIN, SYN, RST, PSH, ACK and URG, and some with ECE or CWR.
 pub(crate) const ALL_FLAGS: [u8; 72] = {
     const COMBINATIONS: u8 = 64;
     let mut all = [0; 72];
@@ -58,7 +58,8 @@ pub(crate) const fn forged_isns((client, pod): (u32, u32)) -> [(u32, u32); 3] {
     ]
 }
 
-/// Sends forged segments to `node`. The mapping forwards each of them to the Pod, whose stack rejects it.
+/// Sends forged segments to `node`, and asserts that the program translates each of them to the Pod, whose TCP stack
+/// would reject the segment.
 #[track_caller]
 fn attack(lab: &mut Lab, node: SocketAddr) {
     for isns in FORGED_ISNS {
@@ -121,7 +122,7 @@ fn forged_segments_do_not_disturb_an_established_connection() {
             attack_by_both(lab);
             is_undisturbed(lab);
         }
-        // The Pod answers forged segments with a challenge ACK (RFC 5961), and with resets, which the client ignores.
+        // A Pod answers forged segments with challenge ACKs (RFC 5961), which must be translated.
         is_reply_translated(lab, ACK);
         is_request_translated(lab, FIN | ACK);
         is_reply_translated(lab, FIN | ACK);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged UDP datagrams with a client's address and port. UDP has no sequence numbers, so replies follow the
-//! path of the last datagram, even if it is forged: a forged datagram on the client's own path changes nothing, and the
-//! client's next datagram corrects the effect of a forged datagram on another path.
+//! Tests forged UDP datagrams with a client's address and port. A path is the address and port to which datagrams are
+//! sent. UDP has no sequence numbers, so replies follow the path of the last datagram, even if this datagram is forged.
+//! A forged datagram on the client's own path changes nothing. The client's next datagram corrects the effect of a
+//! forged datagram on another path.
 
 use std::net::SocketAddr;
 
@@ -18,8 +19,8 @@ use super::sweep::{expire_flows, expire_words};
 use crate::counters::reason;
 use crate::lab::{Lab, NEXT};
 
-/// Sends forged datagrams of several lengths to `destination`. The mapping forwards them, and direct datagrams pass
-/// unchanged.
+/// Sends forged datagrams of several lengths to `destination`, and asserts that each reaches the Pod: translated if
+/// `destination` is a node port, and unchanged if it is the Pod's own address.
 #[track_caller]
 pub(super) fn attack(lab: &mut Lab, destination: SocketAddr) {
     for payload in [&b""[..], b"forged", &[7; 1000]] {

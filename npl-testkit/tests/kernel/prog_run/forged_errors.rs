@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged ICMP errors about a client's packets. An error never changes connection tracking. The Pod gets an error
-//! only if the quoted flow is known, and the Pod's TCP stack checks the quoted sequence number (RFC 5927).
+//! Tests forged ICMP errors about a client's packets. An error never changes connection tracking. An error to a node
+//! address is translated to the Pod only if the quoted flow is known; an error to the Pod's own address is passed
+//! unchanged. The Pod's TCP stack checks the quoted sequence number (RFC 5927).
 
 use std::net::SocketAddr;
 
@@ -21,7 +22,8 @@ use crate::lab::{FlowEntry, Lab, NEXT};
 /// Quoted bytes of the transport header: the minimum of RFC 792, a whole TCP header, and more.
 const QUOTED: [usize; 3] = [8, 20, 64];
 
-/// Whether NPL knows the flow that the forged errors quote. Only errors about a known flow reach the Pod.
+/// Whether NPL knows the flow that the forged errors quote. Of the errors to a node address, only those about a known
+/// flow are translated to the Pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Known,

@@ -23,8 +23,8 @@ const FORGED_IDS: [u32; 2] = [ID, ID + 1];
 /// Payload bytes of a fragment that is too short for the checksum of a TCP segment.
 const TINY: usize = 16;
 
-/// Sends a forged packet twice: in fragments that reach the Pod, and in tiny fragments, of which the first is too short
-/// for the checksum of a TCP segment.
+/// Sends a forged packet twice with each forged identification: in fragments that reach the Pod, and in tiny fragments,
+/// of which the first is too short for the checksum of a TCP segment.
 #[track_caller]
 fn attack(lab: &mut Lab, packet: &Packet) {
     for id in FORGED_IDS {
@@ -104,9 +104,8 @@ fn fragments_of_forged_datagrams_on_the_clients_own_path_do_not_disturb_its_flow
     }
 }
 
-/// Before the client's datagram, the attacker sends fragments with the same identification, either to the Pod's own
-/// address or to another port of the node address, which leads to another Pod or to the host. The client's fragments
-/// must still reach the Pod.
+/// Before the client's datagram, the attacker sends fragments with the same identification: to the Pod's own address,
+/// to a node port of another Pod, and to ports of the host. The client's fragments must still reach the Pod.
 #[test]
 fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     with_mappings(|lab| {
@@ -129,8 +128,8 @@ fn forged_fragments_ahead_of_a_clients_datagram_do_not_divert_it() {
     });
 }
 
-/// Forged request fragments with the identification of a fragmented reply must not change its translation, because
-/// requests and replies have separate fragment tracking records.
+/// Forged request fragments with the identification of a fragmented reply must not change the reply's translation,
+/// because requests and replies have separate fragment tracking records.
 #[test]
 fn forged_fragments_do_not_divert_a_fragmented_reply() {
     with_mappings(|lab| {

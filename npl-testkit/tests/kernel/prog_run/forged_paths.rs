@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests what one forged UDP datagram on another path than the client's can change, and what it cannot change. A path
-//! is the destination of the client's datagrams: a node address and node port, or the Pod's own address.
+//! Tests the effects of forged UDP datagrams on another path than the client's. A path is the destination of the
+//! client's datagrams: a node address and node port, or the Pod's own address.
 
 use std::net::SocketAddr;
 
@@ -88,9 +88,9 @@ fn flow_that_forged_datagrams_established_first_does_not_hold_the_clients_replie
     });
 }
 
-/// In every phase of the client's flow and in every forwarding mode: if one datagram is forged in the client's name and
-/// sent to another address or port of the same Pod port, the Pod's datagrams leave with that address as source, until
-/// the client's next datagram. The forged datagram opens no second flow.
+/// One forged datagram in the client's name is sent to another address or port that leads to the same Pod port. In
+/// every phase of the client's flow and in every forwarding mode, the Pod's datagrams then leave from this address and
+/// port, until the client's next datagram. The forged datagram opens no second flow.
 #[test]
 fn one_forged_datagram_on_another_path_diverts_replies_until_the_clients_next_datagram() {
     for program in MODES {

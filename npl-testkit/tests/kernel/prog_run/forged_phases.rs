@@ -189,7 +189,7 @@ impl Live {
     fn is_answered(self, lab: &mut Lab, flags: u8) {
         let answer = with_isns(tcp(pod(), client(), flags, b""), (self.isns.1, self.isns.0));
         let (_, bytes) = lab.run_uncounted(self.via.egress(), &answer.build());
-        assert!(bytes == from(&answer, self.server).build(), "{self:?}: the Pod's {flags:#x} leaves from elsewhere");
+        assert!(bytes == from(&answer, self.server).build(), "{self:?}: the Pod's {flags:#x} has the wrong source");
     }
 
     /// Opens the connection without forged segments.
@@ -244,7 +244,7 @@ impl Live {
         let entry = entry.unwrap_or_else(|| panic!("{self:?} has no entry"));
         assert_eq!((entry.node_addr, entry.state.node_port), (node().ip(), NODE_PORT), "{self:?}");
         let flags = entry.state.client_tcp_flags | entry.state.pod_tcp_flags;
-        assert_eq!(flags & (FIN | RST), 0, "{self:?}: a FIN or RST counts that is forged or of an earlier connection");
+        assert_eq!(flags & (FIN | RST), 0, "{self:?}: a forged FIN or RST, or an earlier one, counts");
         assert_eq!(timeout(&entry.state), TCP_NS, "{self:?}");
     }
 }
@@ -404,8 +404,8 @@ fn forged_fin_or_reset_at_the_edge_of_the_window_does_not_count() {
     });
 }
 
-/// One number of the forged segment is near that of a direct connection, and the other number is just outside of the
-/// window in which a reply belongs to the segment.
+/// Of the two numbers of a forged segment (sequence and acknowledgement), one is near that of a direct connection. The
+/// other is just outside of the window in which NPL takes the Pod's reply for an answer to this segment.
 #[test]
 fn forged_segments_at_the_edge_of_the_window_do_not_divert_a_direct_connection() {
     with_programs(|lab, via| {
@@ -424,7 +424,7 @@ fn forged_segments_at_the_edge_of_the_window_do_not_divert_a_direct_connection()
             }
         });
         live.is_undisturbed(lab);
-        // Within the window, a reply belongs to the segment.
+        // Within the window, NPL takes the reply for an answer to the forged segment.
         Sent::new(&segment(node(), ACK, b"", sequence + Numbers::WINDOW, acknowledgement + 1), false).arrives(lab, via);
         Live { server: node(), ..live }.is_answered(lab, ACK);
     });

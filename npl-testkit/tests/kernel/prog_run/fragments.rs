@@ -100,7 +100,7 @@ fn passes(lab: &mut Lab, program: &'static str, frame: &[u8], changes: Vec<Chang
     becomes(lab, program, frame, frame.to_vec(), changes);
 }
 
-/// Opens a flow by TCP and by UDP.
+/// Opens a TCP flow and a UDP flow.
 fn open(lab: &mut Lab) {
     establish(lab);
     lab.ingress(&udp(client(), node(), b"hello"));
@@ -364,7 +364,7 @@ fn truncated_first_fragment_is_passed_with_all_others() {
 }
 
 /// A frame may be longer than its packet: Ethernet pads short frames. The padding is not a part of the fragment, so a
-/// first fragment that is too short must be recognized in spite of it.
+/// first fragment that is too short must be recognized despite the padding.
 #[test]
 fn truncated_first_fragment_is_passed_although_padding_follows_it() {
     with_mappings(|lab| {

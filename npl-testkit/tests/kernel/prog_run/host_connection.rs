@@ -297,7 +297,8 @@ fn refusals_by_the_host_create_no_host_connection() {
 }
 
 /// Masqueraded packets and redirected replies leave from a node port, so the egress program does not translate their
-/// first fragment. The program must record this, and must not save the later fragments as early fragments.
+/// first fragment. The program must record that the first fragment is not translated, so that it does not save the
+/// later fragments as early fragments.
 #[test]
 fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {

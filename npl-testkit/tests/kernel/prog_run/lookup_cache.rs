@@ -155,7 +155,10 @@ fn cached_mapping_is_not_used_after_a_concurrent_change() {
                 lab.add(Udp, NODE_PORT, pod, GENERATION + change);
                 misdirected += u32::from(lab.ingress(&request).bytes != to(&request, pod).build());
             }
-            assert_eq!(misdirected, 0, "requests that reached the mapping's previous Pod, in {changes} changes");
+            assert_eq!(
+                misdirected, 0,
+                "requests that were not translated to the mapping's current Pod, in {changes} changes"
+            );
         });
     });
 }

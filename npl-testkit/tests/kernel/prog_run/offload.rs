@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests `--forwarding offload` packet by packet: a flow is redirected only if the kernel stack has recently forwarded
-//! packets of it.
+//! packets of this flow.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that each reason is counted. The name of each test contains the name of its reason.
+//! Tests reason counters. The name of each test contains the name of its reason.
 
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};

@@ -24,7 +24,7 @@ pub(super) const REDIRECT: i32 = 7;
 const DEVICE: u32 = 1_000_000;
 const MTU: u16 = 1500;
 
-/// The identification of a datagram's fragments, and the payload bytes of each.
+/// The identification of a datagram's fragments, and the payload bytes of each fragment.
 const ID: u32 = 0x4e51;
 const SIZE: usize = 504;
 

@@ -12,7 +12,7 @@ use super::scene::{
 use crate::counters::reply;
 use crate::lab::Lab;
 
-/// Opens a flow by TCP and by UDP.
+/// Opens a TCP flow and a UDP flow.
 fn open(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.ingress(&udp(client(), node(), b"hello"));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests the lookup cache of replies, which saves two map lookups per reply and must never change their results.
+//! Tests the lookup cache of replies, which saves two map lookups per reply and must never change the results of these
+//! lookups.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;

@@ -161,7 +161,7 @@ pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
     Packet::udp(from, to, payload).to_this_machine()
 }
 
-/// Returns an SCTP packet with one chunk that is addressed to this host's link-layer address.
+/// Returns an SCTP packet that has one chunk and is addressed to this host's link-layer address.
 pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -> Packet {
     let mut content = content.to_vec();
     if matches!(kind, INIT | INIT_ACK) {
@@ -171,14 +171,14 @@ pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -
     Packet::sctp(from, to, kind, &content).to_this_machine()
 }
 
-/// Returns the same packet to another address and port.
+/// Returns the packet with another destination address and port.
 pub(crate) fn to(packet: &Packet, destination: SocketAddr) -> Packet {
     let mut packet = packet.clone();
     packet.set_destination(destination);
     packet
 }
 
-/// Returns the same packet from another address and port.
+/// Returns the packet with another source address and port.
 pub(crate) fn from(packet: &Packet, source: SocketAddr) -> Packet {
     let mut packet = packet.clone();
     packet.set_source(source);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests SCTP, whose CRC covers the packet without a pseudo-header and is updated without reading the payload.
+//! Tests SCTP. The CRC of an SCTP packet covers no pseudo-header, and NPL updates the CRC without reading the payload.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
@@ -42,8 +42,8 @@ fn request_goes_to_the_pod_and_reply_comes_from_the_node() {
     });
 }
 
-/// The updated CRCs must be correct for packets of any length that fits a link, including lengths that no SCTP stack
-/// sends.
+/// The updated CRCs must be correct for packets of any length up to the MTU of a link, including lengths that no SCTP
+/// stack sends.
 #[test]
 fn updated_crcs_equal_a_full_computation() {
     with_mappings(|lab| {

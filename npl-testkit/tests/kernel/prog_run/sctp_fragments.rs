@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests fragmented SCTP packets. The CRC depends on the length of the whole packet, which only the last fragment
-//! shows. If the first fragment cannot be buffered until then, the length is derived from the chunk that continues in
-//! the next fragment.
+//! shows. If the first fragment cannot be buffered until the last one arrives, the program derives the length from the
+//! chunk that continues in the next fragment.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

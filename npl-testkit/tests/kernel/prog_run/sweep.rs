@@ -36,7 +36,7 @@ impl DatapathCounters for NoCounters {
     }
 }
 
-/// More than the timeout of a closed TCP connection.
+/// More, and less, than the timeout of a closed TCP connection.
 const AFTER_CLOSED: Duration = Duration::from_secs(31);
 const BEFORE_CLOSED: Duration = Duration::from_secs(29);
 const AFTER_UDP: Duration = Duration::from_secs(301);
@@ -148,7 +148,7 @@ fn half_open_entries_time_out_and_established_flows_do_not() {
 }
 
 /// When a flow's entry in the flow table has timed out, the copy in the half-open cache must time out too. Otherwise,
-/// NPL would translate the Pod's packets by this copy until another flow overwrites it.
+/// NPL would use this copy to translate the Pod's packets until another flow overwrites the copy.
 #[test]
 fn word_of_an_expired_flow_times_out_too() {
     with_mappings(|lab| {

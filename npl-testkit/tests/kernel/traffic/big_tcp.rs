@@ -62,7 +62,7 @@ impl LargePacketSocket {
     }
 }
 
-/// Returns a classic BPF filter of packet direction and length, which passes only the Ethernet header.
+/// Returns a classic BPF filter that selects packets by direction and length, and passes only their Ethernet headers.
 fn large_packet_filter(side: Side) -> [SockFilter; 6] {
     const LOAD: u16 = 0x20;
     const LOAD_LENGTH: u16 = 0x80;
@@ -111,7 +111,8 @@ fn is_supported(family: Family) -> bool {
     KernelVersion::current().unwrap() >= if family == Family::V4 { SINCE_V4 } else { SINCE_V6 }
 }
 
-/// Sockets that observe a transfer's packets as they arrive at the Node and as they leave it.
+/// Sockets that observe a transfer's packets at two places: where the packets arrive at the Node, and where they leave
+/// the Node or, in a redirected upload, arrive at the Pod.
 fn sockets(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<LargePacketSocket> {
     let [_, uplink, pod, host_device] = world.path_devices();
     let [arriving, leaving] =
@@ -135,7 +136,8 @@ fn transfer_in_large_packets(mut world: World) {
         for frontend in world.frontends() {
             for direction in [Direction::Upload, Direction::Download] {
                 let mut sockets = sockets(&world, forwarding, direction);
-                // Not tested on an emulated processor, which is too slow for TCP windows that allow such packets.
+                // No large packet is required on an emulated processor, which is too slow for the TCP windows that such
+                // packets need.
                 if is_emulated() || !is_supported(Family::of(frontend.ip())) {
                     sockets.clear();
                 }

@@ -143,7 +143,7 @@ fn transfer_is_complete_with_every_combination_of_checksum_offloads() {
 }
 
 /// A packet whose sender computes the checksum itself is unverified on arrival. The programs must not make the kernel
-/// treat it as verified.
+/// treat the packet as verified.
 #[test]
 fn datagram_with_a_wrong_checksum_is_dropped_by_the_pod() {
     let world = World::new(1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests devices that have the Node's addresses. The agent selects the devices to which the programs are attached. If
-//! the host's kernel lacks a device type, its test reports this and passes; emulated kernels have all types.
+//! the host's kernel lacks a device type, the test of this type reports the lack and passes; emulated kernels have all
+//! types.
 
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ const EVERYWHERE: [&str; 2] = ["bridge", "vxlan"];
 /// Time limit for a bond to detect its member's carrier, far above the usual duration.
 const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether the kernel supports a device type; an emulated kernel must support every type, and any kernel the common
-/// ones.
+/// Whether the kernel supports a device type; an emulated kernel must support every type, and every kernel the types of
+/// [`EVERYWHERE`].
 pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
     kernel::make_device(netns, kind, line, EVERYWHERE.contains(&kind)).unwrap()
 }

@@ -32,7 +32,7 @@ table inet npl_test {
   }
 }";
 
-/// Adds to [`STATEFUL`] a rule that counts and drops all TCP packets.
+/// Adds to [`STATEFUL`] a rule that counts and drops all forwarded TCP packets.
 const DROP_TCP: &str = "
 add counter inet npl_test dropped
 insert rule inet npl_test forward meta l4proto tcp counter name dropped drop comment \"changed\"";
@@ -58,7 +58,7 @@ pub(super) fn offloading() -> World {
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
-    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "both addresses of the Pod must be redirected");
     world
 }
 

@@ -164,7 +164,7 @@ fn send(socket: &UdpSocket) -> Vec<u8> {
     question
 }
 
-/// Whether a datagram is answered, although the machine may be slow.
+/// Whether a datagram is answered within a time limit that is long enough for a slow machine.
 fn is_answered(socket: &UdpSocket) -> bool {
     traffic::udp_receive(socket, &send(socket), poll::extended(LIMIT)).unwrap().is_some()
 }
@@ -237,7 +237,8 @@ fn packet_that_a_third_party_program_drops_is_no_stack_observation() {
     for question in 0..5 {
         assert!(is_forwarded(&world, &socket), "question {question} has bypassed the program");
     }
-    // The program has dropped the forwarded questions. Otherwise, their answers would arrive before the next one.
+    // The program has dropped the forwarded questions. Otherwise, their answers would arrive before the answer to the
+    // next question.
     program.change(HANDS_ON).unwrap();
     assert_next_answer_is_to_a_new_question(&socket);
 }

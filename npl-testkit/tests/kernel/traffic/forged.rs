@@ -375,8 +375,8 @@ fn forged_frames_do_not_harm_a_live_udp_flow() {
     });
 }
 
-/// Tests associations through the mapping. Without SCTP in the kernel, the tests of single packets cover the same
-/// chunks.
+/// Tests associations through the mapping. If the kernel lacks SCTP, the test does nothing; the tests of single packets
+/// cover the same chunks.
 #[test]
 fn forged_frames_do_not_harm_a_live_sctp_association() {
     const KINDS: [u8; 11] = [

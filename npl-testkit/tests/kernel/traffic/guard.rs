@@ -52,7 +52,7 @@ fn guarded(world: &mut World, mode: GuardMode) -> Guard {
     guard
 }
 
-/// Returns the guard's table as `nft` prints it; none if there is no table.
+/// Returns the guard's table as `nft` prints it; `None` if there is no table.
 fn table(world: &World) -> Option<String> {
     world.node().nft_table(nft_guard::TABLE)
 }

@@ -33,7 +33,7 @@ fn pod_behind_netkit_is_served_in_stack_mode() {
 fn pod_behind_netkit_is_served_in_redirect_mode() {
     let Some(mut world) = behind_netkit() else { return };
     world.follow(Forwarding::Redirect);
-    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "both addresses of the Pod must be redirected");
     world.node().nft(DROP_FORWARDED).unwrap();
     assert_served(&world);
 }

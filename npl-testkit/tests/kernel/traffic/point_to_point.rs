@@ -27,8 +27,8 @@ fn is_from_to(packet: &[u8], from: SocketAddr, to: SocketAddr) -> bool {
     packet.get(addresses.clone()) == head.get(addresses) && packet.get(ports.clone()) == head.get(ports)
 }
 
-/// Without a link-layer header, a last fragment with a payload of a few bytes is shorter than any Ethernet frame. It
-/// must be translated, also if it arrives before the first fragment.
+/// Without a link-layer header, a last fragment with a payload of a few bytes is shorter than any Ethernet frame. The
+/// program must translate such a fragment, also if it arrives before the first fragment.
 #[test]
 fn last_fragment_of_a_few_bytes_is_translated_without_a_link_layer_header() {
     // All fragments must arrive on one processor, because early fragments are saved per processor.

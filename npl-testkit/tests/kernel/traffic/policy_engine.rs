@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `--forwarding redirect` on a Node with a policy engine whose rules redirected packets would bypass. The host's
-//! stack forwards the packets, unless the operator chooses to bypass NetworkPolicy.
+//! Tests `--forwarding redirect` on a Node with a policy engine. Redirected packets would bypass the engine's rules, so
+//! the host's stack forwards the packets unless the operator chooses to bypass NetworkPolicy.
 
 use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy};
 use npl_agent::core::devices::xdp::Attach;
@@ -29,7 +29,7 @@ fn redirected(world: &mut World, policy: NetworkPolicy) -> usize {
 fn packets_take_the_stack_beside_a_policy_engine_unless_network_policy_is_ignored() {
     let mut world = World::new(2);
     for (rules, removal) in ENGINES {
-        assert_eq!(redirected(&mut world, NetworkPolicy::Applies), ADDRESSES, "no engine");
+        assert_eq!(redirected(&mut world, NetworkPolicy::Applies), ADDRESSES, "without a policy engine");
         world.node().nft(rules).unwrap();
         assert_eq!(redirected(&mut world, NetworkPolicy::Applies), 0, "{rules}");
         world.assert_answers();

@@ -173,9 +173,9 @@ fn narrow() -> World {
     world
 }
 
-/// The first fragment exceeds the MTU, so the stack forwards it, and kernel conntrack waits there for the other
-/// fragments. Therefore, the last fragment must also be passed to the stack, although it does not exceed the MTU. In
-/// IPv6, the client receives a "packet too big" error and sends smaller fragments.
+/// The first fragment exceeds the MTU, so the stack forwards it, and kernel conntrack waits for the other fragments.
+/// Therefore, the last fragment must also be passed to the stack, although it does not exceed the MTU. In IPv6, the
+/// client receives a "packet too big" error and sends smaller fragments.
 #[test]
 fn later_fragments_take_the_path_of_the_first_one() {
     let world = narrow();
@@ -221,7 +221,7 @@ fn redirect_follows_route_changes_of_a_pod() {
     for _turn in 0..3 {
         node.ip(&by_gateway).unwrap();
         world.follow(Forwarding::Redirect);
-        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "redirect only to the other Pod's two addresses");
+        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "packets must be redirected only to the other Pod");
         world.assert_answers();
         node.ip(&directly).unwrap();
         let per_second = if is_emulated() { 100 } else { 2000 };
@@ -320,7 +320,7 @@ fn removed_pod_leaves_no_redirect_state_and_others_are_served() {
     world.follow(Forwarding::Redirect);
     world.node().nft(DROP_FORWARDED).unwrap();
     world.assert_answers();
-    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "redirect only to the other Pod's two addresses");
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "packets must be redirected only to the other Pod");
     let hooks = world.datapath().hooks.attached_hooks().unwrap();
     let attached: BTreeSet<u32> = hooks.into_iter().map(|(ifindex, _)| ifindex).collect();
     assert_eq!(attached.len(), 2, "there must be programs only on the uplink and on the other Pod's device");

@@ -89,7 +89,11 @@ fn closed_pod_port_refuses_at_once() {
     assert_eq!(refusal(&world, (world.node_ip(), 61_050)), ErrorKind::ConnectionRefused);
     let records = world.datapath().tables.records().unwrap();
     let record = records.iter().find(|record| record.frontend == frontend).unwrap();
-    assert_eq!((record.stats.request_packets, record.stats.reply_packets), (1, 1), "the Pod has refused");
+    assert_eq!(
+        (record.stats.request_packets, record.stats.reply_packets),
+        (1, 1),
+        "the Pod must refuse the connection"
+    );
 }
 
 #[test]

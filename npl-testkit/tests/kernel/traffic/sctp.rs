@@ -275,7 +275,7 @@ const fn header_length(family: Family) -> usize {
     }
 }
 
-/// Parses a fragment without IPv4 options and, in IPv6, with only a fragment header; none for an unfragmented packet.
+/// Parses a fragment without IPv4 options and, in IPv6, with only a fragment header; `None` for an unfragmented packet.
 fn parse_fragment(frame: &[u8], family: Family) -> Option<Fragment> {
     let field = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     let payload = L3 + header_length(family);
@@ -336,8 +336,8 @@ impl Association<'_> {
     }
 }
 
-/// A rule that keeps a kernel with SCTP from answering the test's packets with an ABORT, because no socket has the
-/// association.
+/// A rule that drops SCTP packets at the receiver. Without the rule, a kernel with SCTP would answer the test's packets
+/// with an ABORT, because no socket has the association.
 const DROP_SCTP_INPUT: &str = "
 table inet npl_quiet {
   chain input {
@@ -441,7 +441,7 @@ fn first_fragment_may_arrive_on_another_processor() {
 #[test]
 fn icmp_error_of_a_pod_quotes_the_nat_address_with_a_correct_crc() {
     if has_sctp() {
-        // Not tested on a kernel with SCTP, which answers with an ABORT instead.
+        // A kernel with SCTP answers with an ABORT instead of the ICMP error.
         return;
     }
     let world = world();

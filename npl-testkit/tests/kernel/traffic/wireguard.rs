@@ -119,7 +119,7 @@ fn ask(mut socket: &Socket, kind: u16, flags: u16, command: u8, attributes: &[Ve
     answer
 }
 
-/// Returns the error code of an answer, where zero is success; none if the answer is no error message.
+/// Returns the error code of an answer, where zero is success; `None` if the answer is no error message.
 fn error_in(answer: &[u8]) -> Option<io::Error> {
     let code = || i32::from_ne_bytes(answer[16..20].try_into().unwrap());
     (u16_at(answer, 4) == NLMSG_ERROR).then(|| io::Error::from_raw_os_error(-code()))

@@ -137,7 +137,7 @@ fn assert_passes(world: &World, forwarding: Forwarding, targets: &[Target]) {
     assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "the host must refuse the connection");
     assert_nothing_was_dropped(world, forwarding);
     for Target { server, client, .. } in targets {
-        assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules masquerade the Pod");
+        assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules must masquerade the Pod");
     }
 }
 
@@ -173,7 +173,8 @@ fn assert_nothing_was_dropped(world: &World, forwarding: Forwarding) {
     assert!(dropped.iter().all(|(_, packets)| *packets == 0), "in {forwarding:?} mode: {dropped:?}");
 }
 
-/// Returns every rule that has an inline counter, with its number of packets. In these rulesets, all such rules drop.
+/// Returns every rule that has an inline counter, with its number of packets. In these rulesets, all such rules drop
+/// packets.
 fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     let rules = world.node().nft("list ruleset").unwrap();
     let counted = |line: &str| {
@@ -308,7 +309,7 @@ fn npl_works_with_aws_vpc_cni_rules_and_the_guards_mark() {
     assert_passes_in_every_mode(&mut world, to_every_pod_by_v4);
 }
 
-/// Counts packets with and without the guard's mark, by the interface that they arrive on.
+/// Counts packets of connections with and without the guard's mark, by the interface on which the packets arrive.
 const MARKED: &str = "
 table inet npl_test {
   counter first_marked {}

@@ -13,8 +13,8 @@ use npl_testkit::traffic::{self, UdpAnswer, UdpOptions};
 use crate::world::is_emulated;
 
 /// The time within which a client that loses packets must be connected and answered. Unless the processor is emulated,
-/// a client whose SYN is lost fails, because it retransmits the SYN after a second. A client that is late without a
-/// lost packet does not fail, because only the machine was slow.
+/// a client whose SYN is lost fails, because the client retransmits the SYN only after a second. A client that is late
+/// without a lost packet does not fail, because only the machine was slow.
 fn response_limit() -> Duration {
     // The exchange may take longer on an emulated processor.
     Duration::from_secs(if is_emulated() { 2 } else { 1 })
@@ -43,8 +43,8 @@ struct Response {
     is_own: bool,
     /// The time until the answer.
     took: Duration,
-    /// Whether a packet of the client was lost. A TCP client checks this only if the answer was late, and a UDP client
-    /// only if it has repeated a datagram.
+    /// Whether a packet of the client is known to be lost. The test checks for loss only after a late answer (TCP) or a
+    /// repeated datagram (UDP).
     has_lost: bool,
 }
 

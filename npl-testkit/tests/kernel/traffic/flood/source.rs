@@ -28,8 +28,8 @@ const LIMIT: Duration = Duration::from_mins(15);
 pub(super) enum Source<'p> {
     /// The Node's uplink receives the SYNs. SYNs that arrive at the Pod are counted and dropped.
     Uplink(Box<Meter>),
-    /// The uplink's program runs on one SYN at a time. Used on kernels without live XDP frames, and on emulated
-    /// processors, which are too slow for a packet generator.
+    /// The uplink's program runs on one SYN at a time. The test uses this source on kernels without live XDP frames,
+    /// and on emulated processors, which are too slow for a packet generator.
     Program { ingress: &'p SchedClassifier, flooded: SocketAddr },
 }
 
@@ -71,8 +71,8 @@ impl<'p> Source<'p> {
         sent
     }
 
-    /// Waits a limited time for `sent` SYNs to arrive at the Pod, and returns the number that have arrived; none for
-    /// [`Self::Program`], whose SYNs leave no device.
+    /// Waits a limited time for `sent` SYNs to arrive at the Pod, and returns the number that have arrived; `None` for
+    /// [`Self::Program`], whose SYNs arrive at no device.
     pub(super) fn arrived(&self, sent: u64) -> Option<u64> {
         match self {
             Self::Uplink(meter) => Some(meter.wait_for(sent).unwrap()),
