@@ -11,8 +11,8 @@ const MAJOR: u16 = 0x4e50;
 /// The base of the minor numbers of filter handles: the minor number for ABI version N is this number plus (N modulo
 /// 255).
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle. It is greater than the minor number for every ABI version, so the
-/// handle differs from those of all other filters of NPL.
+/// The minor number of the temporary filter's handle. This number is greater than the minor number for every ABI
+/// version, so the handle differs from the handles of all other filters of NPL.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle, as major and minor number, of a temporary filter. The temporary filter translates packets while the
 /// agent moves NPL's filter ahead of the filters of other software.
@@ -25,7 +25,7 @@ pub const LAST: u16 = u16::MAX;
 
 /// Kinds of qdiscs that neither shape nor police traffic, for example the kernel's default `pfifo_fast`.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
-/// Kinds of qdiscs without a queue: their only purpose is that filters can be attached to them.
+/// Kinds of qdiscs that have no queue and only provide hooks for filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
 /// The qdisc with an ingress hook and an egress hook.
 const HOOK_OF_BOTH: &str = "clsact";
@@ -133,7 +133,7 @@ pub const fn filter_handle(abi: u32) -> (u16, u16) {
     (MAJOR, MINOR + (abi % 0xff) as u16)
 }
 
-/// Whether a qdisc of this kind has no queue, and only allows filters to be attached.
+/// Whether a qdisc of this kind has no queue and only provides hooks for filters.
 pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }

@@ -119,8 +119,8 @@ pub struct LinkFacts {
     pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// For a macvlan or ipvlan device, the ifindex of the lower device, whose network it shares; `None` for devices of
-    /// other kinds.
+    /// The ifindex of the lower device of a macvlan or ipvlan device, which shares the network of its lower device;
+    /// `None` for devices of other kinds.
     pub shares_network_of: Option<u32>,
     /// Whether the device is a netkit device whose policy drops every packet that no program accepts.
     pub is_closed: bool,
@@ -251,7 +251,7 @@ impl UplinkReason {
 
     /// Whether clients can send to the Node's published address through an uplink with this reason. [`Self::IsTunnel`]
     /// means that this address is not on the tunnel, and that no default route leads through the tunnel: replies to
-    /// Pods of other Nodes leave through the tunnel, but clients do not send their requests to it.
+    /// Pods of other Nodes leave through the tunnel, but clients do not send their requests to the tunnel.
     pub const fn reaches_clients(self) -> bool {
         !matches!(self, Self::IsTunnel)
     }

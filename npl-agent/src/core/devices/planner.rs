@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which devices of the Node are uplinks, and on which uplinks XDP translates requests. Also decides to which
-//! Pods packets are redirected, and on which addresses node ports answer.
+//! Decides which devices of the Node are uplinks, and on which uplinks XDP translates requests. The planner also
+//! decides to which Pods packets are redirected, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -110,8 +110,8 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// By device: the programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
-    /// The names of the policy engines because of which the agent refuses redirect, or the error of reading the rules
-    /// by which the agent recognizes policy engines; `None` if redirect is not refused.
+    /// The names of the policy engines because of which the agent refuses redirect, or the error if the agent cannot
+    /// read the rules by which it recognizes policy engines; `None` if redirect is not refused.
     pub redirect_refused_by: Option<String>,
     /// The programs and next hops that result from the decisions.
     pub plan: DevicePlan,

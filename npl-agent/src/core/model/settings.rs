@@ -22,7 +22,8 @@ pub struct Settings {
     pub families: Vec<Family>,
     /// The transport protocols that the datapath serves.
     pub protocols: Vec<Protocol>,
-    /// The time in milliseconds for which a mapping still translates after the Pod's annotation no longer names it.
+    /// The time in milliseconds for which a mapping continues to translate packets after the Pod's annotation no longer
+    /// names the mapping.
     pub drain_millis: u64,
     /// The time in milliseconds for which a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,

@@ -188,8 +188,8 @@ impl Snapshot {
     ///
     /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the two
     /// Pods is terminating, the Pod that is not terminating holds the address. Otherwise, the Pod with the newest claim
-    /// holds the address: the kubelet reports an address only after the CNI has assigned it, so the Pod of an older
-    /// claim has lost the address.
+    /// holds the address. The kubelet reports an address only after the CNI has assigned the address, so the Pod of an
+    /// older claim has lost the address.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
@@ -424,7 +424,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// Those addresses of the Pod that no other Pod may have: none if the Pod has finished or is on the host network.
+/// Returns the addresses that only this Pod may have; no address if the Pod has finished or is on the host network.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)

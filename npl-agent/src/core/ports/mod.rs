@@ -26,8 +26,8 @@ pub(in crate::core) struct Owner {
 pub enum Phase {
     /// A Service requests the Pod port for which the node port is allocated.
     Active,
-    /// No Service requests the Pod port any more, or the Pod port has another node port. The mapping translates until
-    /// load balancers have had time to stop using the node port.
+    /// No Service requests the Pod port any more, or the Pod port has another node port. The mapping translates packets
+    /// until load balancers have had time to stop using the node port.
     Draining {
         /// The time at which the drain ends; `None` while an annotation may still name the node port.
         until: Option<Moment>,
@@ -124,11 +124,11 @@ pub struct PortUsage {
     /// Node ports that cannot be allocated yet, because clients may still send packets to them.
     pub quarantined: usize,
     /// Port numbers that can be allocated: no protocol or family has a claim to the number, the number is not
-    /// quarantined, and no other process uses it for this family and protocol.
+    /// quarantined, and no other process uses the number for this family and protocol.
     pub free: usize,
 }
 
-/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because some load
+/// The claims of all node ports. A port number belongs to one Pod for all protocols and families, because some load
 /// balancers ignore the protocol of an annotation entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
@@ -245,8 +245,8 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the node port: the port is in the range, no other process uses it, it has no claim yet,
-    /// and no other Pod has a claim to its number for any protocol or family.
+    /// Whether a Pod may claim the node port: the port is in the range, no other process uses the port, the port has no
+    /// claim yet, and no other Pod has a claim to the port's number for any protocol or family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -282,9 +282,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the first free number from the cursor on, and with the first of `protocols`. The number
-    /// is free for all of `protocols`, and `is_usable` returns true for the number. The search continues after the
-    /// number that was allocated last, so that a freed number is reused as late as possible.
+    /// Returns a frontend that consists of the first free number at or after the cursor and the first of `protocols`.
+    /// The number is free for all of `protocols`, and `is_usable` returns true for the number. The search continues
+    /// after the number that was allocated last, so that a freed number is reused as late as possible.
     ///
     /// If all free ports have received packets recently, returns the port whose traffic ended first: a client that
     /// sends to every port must not prevent Pods from getting node ports.

@@ -51,8 +51,8 @@ impl Exposure {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// The allowed sources of each requested port: the union over all Services that request the port. Also contains
-    /// ports that cannot be exposed at present, or whose mapping drains.
+    /// The allowed sources of each requested port: the union over all Services that request the port. The map also
+    /// contains ports that cannot be exposed at present, and ports whose mapping drains.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,
 }

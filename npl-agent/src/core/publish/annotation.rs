@@ -193,7 +193,8 @@ fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
     merged(entries, pairing).into_iter().map(wire).collect()
 }
 
-/// Returns the entries to write, each with all its protocols, in the order of their first occurrence.
+/// Returns the entries to write, each with its protocols, in the order of their first occurrence. With
+/// [`ProtocolPairing::Merged`], entries that differ only in the protocol become one entry.
 fn merged(entries: &[Entry], pairing: ProtocolPairing) -> Vec<(Entry, BTreeSet<Protocol>)> {
     let mut merged: Vec<(Entry, BTreeSet<Protocol>)> = Vec::new();
     for entry in entries {

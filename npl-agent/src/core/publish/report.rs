@@ -114,7 +114,7 @@ impl Reports {
                 let delayed = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
                 let is_refresh = entry.reported.is_some_and(|at| entry.due == at.plus(REFRESH_MILLIS));
                 // A change of the text does not delay an Event that is already pending. Otherwise, a text that changes
-                // often would postpone the Event forever.
+                // often would prevent the Event.
                 let is_pending = entry.note.is_some() && !is_refresh;
                 if !is_pending {
                     entry.due = delayed;

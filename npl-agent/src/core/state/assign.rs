@@ -252,7 +252,7 @@ impl Assignment<'_> {
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
                 // The claim's Pod has no address at present, so the claim gives up its number in favor of the
-                // `hostPort`. When the claim's Pod has an address, it gets another node port.
+                // `hostPort`. When the claim's Pod has an address again, that Pod gets another node port.
                 claim.drain();
                 self.touched.push(frontend);
             }

@@ -3,7 +3,8 @@
 //!
 //! [`PlannerState::pass`] returns the next operations. The caller executes the operations and reports each result by
 //! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its
-//! precondition was observed. So the agent can stop after any operation, and no annotation names a missing mapping.
+//! precondition was observed. So if the agent stops after any operation, no annotation names a missing mapping
+//! (exceptions: invariant 4 in ARCHITECTURE.md).
 
 mod adopt;
 mod assign;

@@ -235,7 +235,7 @@ impl PlannerState {
         SourceDifference { missing: &wanted - there, excess: there - &wanted }
     }
 
-    /// Whether packets of some allowed clients of the frontend are dropped at present.
+    /// Whether allowed sources of the frontend are missing from the kernel's map.
     pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
         !self.source_difference(frontend).missing.is_empty()
     }

@@ -109,7 +109,7 @@ pub struct TableFill {
 pub struct HealthFacts<'a> {
     /// Whether the datapath's maps are pinned.
     pub is_installed: bool,
-    /// Whether an agent holds the lock of the Node.
+    /// Whether an agent holds the lock of the BPF file system.
     pub is_agent_running: bool,
     /// The state that the agent reports, or the reason why the agent did not answer.
     pub agent: Result<&'a AgentView, &'a str>,

@@ -268,9 +268,9 @@ impl PodFacts<'_> {
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 
-    /// Returns a chain for each port of the Service that gets no node port for this Pod, because the agent does not
-    /// serve the protocol, the Pod has no port with the name of the target port, or the Pod or the Node has no address
-    /// of the IP family.
+    /// Returns a chain for each port of the Service that gets no node port for this Pod. The possible causes: the agent
+    /// does not serve the protocol; the Pod has no port with the name of the target port; or the Pod or the Node has no
+    /// address of the IP family.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();
