@@ -14,7 +14,7 @@ pub enum Op {
     /// Add these sources to the allowed sources of the mapping. The added sources take effect only if the mapping is
     /// restricted.
     AllowSources(Frontend, BTreeSet<SourceRange>),
-    /// Write the mapping. If the frontend has a mapping, the new one replaces it atomically.
+    /// Write the mapping. If the frontend has a mapping, the new mapping atomically replaces the old mapping.
     UpsertMapping(Frontend, Backend),
     /// Patch the Pod's annotation or readiness condition.
     WritePod {
@@ -39,7 +39,7 @@ pub enum Op {
 pub enum RecentTraffic {
     /// Reserve the node port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
     Tolerated,
-    /// Do not reserve the node port if it received packets recently. The Pod then gets another port.
+    /// Do not reserve the node port if the port received packets recently. The Pod then gets another port.
     Refused,
 }
 

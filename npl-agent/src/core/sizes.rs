@@ -150,7 +150,7 @@ impl TableSizes {
 
     /// Returns an upper bound, in bytes, of the memory that the kernel allocates for all maps on this machine. The
     /// bound does not include ranges of allowed sources: the kernel allocates memory for a range when the agent writes
-    /// it.
+    /// the range.
     pub fn memory(&self) -> u64 {
         let of_map = |map: &Map| {
             let sizes = map.names.iter().enumerate().map(|(position, name)| {

@@ -92,7 +92,7 @@ impl DeviceAttachments {
     }
 
     /// Whether other software has an ingress program or filter that runs after NPL's ingress program or filter. If NPL
-    /// has none on the device yet, every ingress program or filter of other software counts.
+    /// has no ingress program or filter on the device yet, every ingress program or filter of other software counts.
     pub fn has_others_behind_npl(&self) -> bool {
         let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
         self.ingress.iter().skip(npl.unwrap_or_default()).any(AttachmentOwner::is_other)
@@ -128,8 +128,8 @@ impl DeviceAttachments {
 /// Returns the handle of the filters of an ABI version, as major and minor number. Because ABI versions have different
 /// handles, an agent can attach its filter before it detaches the filter of another ABI version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
-    // ABI version 255 gets the handle of version 0 again, because the handle after that of version 254 belongs to the
-    // temporary filter.
+    // ABI version 255 gets the handle of version 0 again, because the handle after the handle of version 254 belongs to
+    // the temporary filter.
     (MAJOR, MINOR + (abi % 0xff) as u16)
 }
 

@@ -33,7 +33,7 @@ pub enum DeviceKind {
     Tunnel,
     /// A virtual router (VRF), which routes the packets that its member devices have received.
     Vrf,
-    /// A device of any other kind, such as VLAN, bond or team; it may be an uplink.
+    /// A device of any other kind, such as VLAN, bond or team; such a device may be an uplink.
     Other,
 }
 
@@ -50,7 +50,8 @@ pub enum LinkLayer {
     /// The IP header follows the outer headers of a tunnel: a GRE device without a remote address leaves them in its
     /// packets.
     Outer,
-    /// The IP header follows a link-layer header that NPL's programs do not parse, such as that of InfiniBand.
+    /// The IP header follows a link-layer header that NPL's programs do not parse, such as the link-layer header of
+    /// InfiniBand.
     Other,
 }
 
@@ -337,7 +338,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. First are the published addresses, except those that no
+/// The addresses on which node ports answer, by priority. First are the published addresses, except addresses that no
 /// device has. The unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are
 /// excluded because kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {

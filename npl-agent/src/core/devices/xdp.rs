@@ -100,7 +100,7 @@ impl XdpReason {
     ];
 
     /// The text by which the agent stores the reason in the name of a directory on the BPF file system. Commands read
-    /// the reason there.
+    /// the reason from this name.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",

@@ -19,7 +19,7 @@ use crate::core::{
     model::{Family, PodPort, Protocol},
 };
 
-/// The base chains of the forward hook, and all chains that they jump to.
+/// The base chains of the forward hook, and all chains to which their rules jump.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ForwardChains {
     /// The base chains, in the order in which the kernel lists them.

@@ -65,7 +65,7 @@ pub(in crate::core) struct Touched {
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// A Service with the port numbers on which kube-proxy serves it on every Node.
+/// A Service, and the port numbers on which kube-proxy serves the Service on every Node.
 #[derive(Debug)]
 struct NodePortService {
     uid: ServiceUid,
@@ -202,8 +202,8 @@ impl Snapshot {
     }
 
     /// Orders the address claims of the Pods in the first list, by the mappings that an earlier agent left in the
-    /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after it got
-    /// its address. Claims of events after the list are newer than all claims of the list.
+    /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after the Pod
+    /// got its address. Claims of events after the list are newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };

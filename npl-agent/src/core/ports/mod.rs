@@ -32,11 +32,11 @@ pub enum Phase {
         /// The time at which the drain ends; `None` while an annotation may still name the node port.
         until: Option<Moment>,
     },
-    /// The node port cannot be allocated, because clients may still send packets to it. The mapping of the node port is
-    /// removed, or will be removed.
+    /// The node port cannot be allocated, because clients may still send packets to the node port. The mapping of the
+    /// node port is removed, or will be removed.
     Quarantined {
-        /// The time at which the node port becomes free; `None` while its mapping exists or an annotation may still
-        /// name it.
+        /// The time at which the node port becomes free; `None` while the mapping exists, or while an annotation may
+        /// still name the node port.
         until: Option<Moment>,
     },
 }
@@ -54,7 +54,7 @@ pub(in crate::core) struct Claim {
     pub(in crate::core) sources: Sources,
     /// Whether the node port was ever mapped for this claim, so that a client may know the node port.
     pub(in crate::core) was_mapped: bool,
-    /// The time at which this agent allocated the node port; `None` if an earlier agent allocated it.
+    /// The time at which this agent allocated the node port; `None` if an earlier agent allocated the node port.
     pub(in crate::core) allocated: Option<Moment>,
 }
 
@@ -144,7 +144,7 @@ pub(in crate::core) struct PortTable {
     /// of an annotation entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
     /// Port numbers that were quarantined when this agent started, each with the end of the quarantine. Until then, the
-    /// search for a free number skips the number, because the agent does not know which Pod had it.
+    /// search for a free number skips the number, because the agent does not know which Pod had the number.
     quarantined: BTreeMap<NodePort, Moment>,
 }
 
@@ -178,8 +178,8 @@ impl PortTable {
         self.by_pod.get(uid).into_iter().flatten().copied().collect()
     }
 
-    /// The node ports that are claimed for one port of a Pod. There are several while the Pod port moves from one node
-    /// port to another.
+    /// The node ports that are claimed for one port of a Pod. A Pod port has several node ports while it moves from one
+    /// node port to another.
     pub(in crate::core) fn of_port(&self, uid: &PodUid, port: WantedPort) -> Vec<Frontend> {
         let claims = self.by_pod.get(uid).into_iter().flatten();
         claims.filter(|(claimed, _)| *claimed == port).map(|(_, frontend)| *frontend).collect()
@@ -254,7 +254,7 @@ impl PortTable {
             && self.of_number(frontend.node_port).all(is_its)
     }
 
-    /// Whether the node port is allocated to this Pod port and may stay allocated to it.
+    /// Whether the node port is allocated to this Pod port and may stay allocated to this Pod port.
     pub(in crate::core) fn is_well_held(&self, frontend: Frontend, uid: &PodUid, port: WantedPort) -> bool {
         let owner = self.claims.get(&frontend).and_then(|claim| claim.owner.as_ref());
         let is_its = owner.is_some_and(|owner| owner.uid == *uid && owner.port == port);
@@ -348,7 +348,7 @@ impl PortTable {
         self.taken.insert(frontend, until);
     }
 
-    /// Records that the agent could bind the node port, so no other process uses it.
+    /// Records that the agent could bind the node port, so no other process uses the port.
     pub(in crate::core) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
     }

@@ -69,7 +69,7 @@ pub enum Cause {
         /// The IP family without an address of the Node.
         family: Family,
     },
-    /// Another Pod has the same IP address, and gets the traffic to it.
+    /// Another Pod has the same IP address, and gets the traffic to this address.
     AddressConflict {
         /// The address that both Pods have.
         ip: IpAddr,

@@ -140,7 +140,7 @@ impl Reports {
         Some(Report { subject: subject.clone(), reason, note: entry.note.clone()? })
     }
 
-    /// Records that an Event could not be sent, so that it is due again in a minute.
+    /// Records that an Event could not be sent, so that the Event is due again in a minute.
     pub fn record_failure(&mut self, report: &Report, now: Moment) {
         if let Some(entry) = self.entries.get_mut(&(report.subject.clone(), report.reason)) {
             entry.due = now.plus(QUIET_MILLIS);
@@ -157,7 +157,7 @@ pub struct Warnings {
 }
 
 impl Warnings {
-    /// Replaces the current problems, and returns those to log.
+    /// Replaces the current problems, and returns the problems to log.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
         self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
         let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());

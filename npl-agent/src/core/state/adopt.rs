@@ -100,7 +100,7 @@ fn adopt_mappings(state: &mut PlannerState) {
     resolve_duplicates(state);
 }
 
-/// Returns the owner of a mapping: the Pod with the mapping's generation; if several Pods have this generation, the one
+/// Returns the owner of a mapping: the Pod with the mapping's generation; if several Pods have this generation, the Pod
 /// with the mapping's address.
 fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option<Owner> {
     let pod = candidates.iter().min_by_key(|pod| (!pod.ips.contains(&backend.pod_ip), &pod.uid))?;

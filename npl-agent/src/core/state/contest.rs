@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The back-off if a writer other than the agent also writes a Pod's annotation. If the agent and that writer
-//! immediately reverted each other's value, they would load the API server, and load balancers would alternate between
-//! both values.
+//! immediately reverted each other's value, both writers would load the API server, and load balancers would alternate
+//! between both values.
 
 use std::collections::BTreeMap;
 

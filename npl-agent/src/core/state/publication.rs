@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the value of a Pod's annotation, the state of its readiness gate, and when the agent writes them.
+//! Decides the value of a Pod's annotation, the state of its readiness gate, and when the agent writes both.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ impl PlannerState {
     }
 
     /// Records the time at which a Pod began to need a write. Removes the recorded time if the Pod needs no write and
-    /// none is outstanding.
+    /// no write is outstanding.
     fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
         if needs_write {
@@ -118,7 +118,7 @@ impl PlannerState {
     }
 
     /// Whether load balancers may read the frontend in the Pod's annotation: the annotation names the frontend, or a
-    /// write whose result is not known yet may add it.
+    /// write whose result is not known yet may add the frontend.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);

@@ -130,8 +130,8 @@ impl Chaos {
     }
 
     /// Changes the kernel's maps as software other than the agent may do. If the range has the family of the frontend,
-    /// removes the range from the allowed sources, or adds the range if it is absent; otherwise toggles whether the
-    /// mapping is restricted.
+    /// removes the range from the allowed sources, or adds the range if the range is absent. Otherwise toggles whether
+    /// the mapping is restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();

@@ -50,8 +50,8 @@ pub(super) struct World {
     pub(super) stolen: BTreeSet<Frontend>,
     /// Node ports that receive packets although they have no mapping.
     pub(super) recent_traffic: BTreeSet<Frontend>,
-    /// The kernel's map of unmapped traffic: for each port, when its mapping was removed, or when it last received a
-    /// packet without a mapping.
+    /// The kernel's map of unmapped traffic: for each port, when the port's mapping was removed, or when the port last
+    /// received a packet without a mapping.
     pub(super) last_unmapped: BTreeMap<NodePort, Moment>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,

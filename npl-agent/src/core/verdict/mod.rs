@@ -117,7 +117,7 @@ pub struct HealthFacts<'a> {
     pub attached_uplinks: usize,
     /// By device: the programs of other software that run ahead of NPL's programs.
     pub programs_ahead: &'a ProgramsAhead,
-    /// For each map, the number of elements in it, and the number for which it has room.
+    /// For each map, the number of elements in the map, and the number for which the map has room.
     pub tables: &'a [TableFill],
     /// The number of packets that the programs counted under each reason within the sampling interval; empty if no
     /// interval was requested.

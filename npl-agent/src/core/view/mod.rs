@@ -155,8 +155,8 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// All states: first the states of an allocated node port, in the order in which the port has them, then that of a
-    /// host port.
+    /// All states: first the states of an allocated node port, in the order in which a node port has these states, then
+    /// the state of a host port.
     pub const ALL: [Self; 6] =
         [Self::Reserved, Self::Live, Self::Published, Self::Draining, Self::Quarantined, Self::HostPort];
 
