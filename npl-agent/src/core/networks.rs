@@ -156,7 +156,7 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium",
         &[Name::Device(CILIUM_HOST)],
         Tested::InTests,
-        "its policies apply in every forwarding mode, but those of its host firewall do not protect node ports",
+        "its policies apply in every forwarding mode, but the policies of its host firewall do not protect node ports",
     ),
     elsewhere(
         "Antrea",

@@ -82,8 +82,8 @@ impl GateReason {
         match self {
             Self::Published => "all node ports of the Pod are published in its annotation",
             Self::NoNodePorts => {
-                "the Pod's containers are ready, and it has no node ports: no enabled Service selects the Pod, or an \
-                 Event states why its ports are not served"
+                "the Pod's containers are ready, and the Pod has no node ports: no enabled Service selects the Pod, or \
+                 an Event states why its ports are not served"
             }
             Self::PartlyPublished => {
                 "the Pod's containers are ready, and its node ports are published, except those for which an Event \

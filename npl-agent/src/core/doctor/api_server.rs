@@ -38,8 +38,8 @@ pub(super) fn api_server(facts: &Facts) -> Finding {
     }
     if !faults.is_empty() {
         let advice = about_certificate.unwrap_or(
-            "check that the API server is reachable from the Node, and the permissions of the agent's ServiceAccount \
-             (deploy/npl.yaml grants them)",
+            "check that the API server is reachable from the Node, and that the agent's ServiceAccount has the \
+             permissions that deploy/npl.yaml grants",
         );
         return Finding::failed(key, faults.join("; "), format!("{MEANING}: {advice}"));
     }

@@ -39,7 +39,7 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
     }
     let advice = format!(
         "the agent cannot start and no node port is served: mount a BPF file system (`mount -t bpf bpf {path}`), or \
-         name the directory of a mounted one with --bpffs"
+         name the directory of a mounted BPF file system with --bpffs"
     );
     Finding::failed(key, format!("no BPF file system is mounted at {path}"), advice)
 }
@@ -121,8 +121,9 @@ pub(super) fn admission_policy(facts: &Facts) -> Finding {
         Ok(Some(false)) => Finding::warning(
             key,
             "no admission policy confines the agent",
-            "the agent's token may change labels and status of every Pod: apply the ValidatingAdmissionPolicy npl-agent \
-             and its binding of deploy/npl.yaml; the agent checks this every 15 minutes, and when it starts",
+            "anybody who has the agent's token can change the labels and the status of every Pod: apply the \
+             ValidatingAdmissionPolicy npl-agent and its binding from deploy/npl.yaml; the agent checks for the \
+             policy when it starts and every 15 minutes",
         ),
         Ok(None) => Finding::unknown(
             key,

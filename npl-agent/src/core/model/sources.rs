@@ -10,7 +10,7 @@ use std::{
 
 use super::{Backend, Family};
 
-/// The maximum number of ranges that are enforced for one Service. Ranges in excess of this number allow no client.
+/// The maximum number of ranges that are enforced for one Service. The agent ignores further ranges of the list.
 pub const MAX_RANGES: usize = 256;
 /// The maximum number of characters of an unparsable list entry that a message shows; the rest of the entry is cut off.
 const SHOWN_CHARS: usize = 48;

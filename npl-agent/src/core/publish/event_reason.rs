@@ -76,7 +76,7 @@ event_reasons! {
         "Choose a port outside `NPL_PORT_RANGE`.";
     AnnotationContested on Pod,
         "Another writer, which the Event names by its field manager, repeatedly replaces the annotation. The agent \
-         writes its own value with a delay that grows to a minute; meanwhile load balancers see the other value.",
+         writes its own value with a delay that grows to a minute; meanwhile load balancers read the other value.",
         "Let only one controller publish node ports: disable NodePortLocal in Antrea, or remove the other release of NPL.";
     UnsupportedProtocol on Service,
         "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \

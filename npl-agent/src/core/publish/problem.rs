@@ -253,8 +253,9 @@ impl fmt::Display for Cause {
             }
             Self::TooManySources { beyond } => write!(
                 f,
-                "{beyond} entries of allowed-source-ranges allow no client, since only the first {MAX_RANGES} entries \
-                 are enforced: merge ranges or use several services"
+                "{beyond} entries of allowed-source-ranges are ignored, since only the first {MAX_RANGES} ranges are \
+                 enforced, so packets of clients that are only in the ignored entries are dropped: merge ranges or use \
+                 several services"
             ),
             Self::UnenforcedSources { node_port, protocol } => write!(
                 f,

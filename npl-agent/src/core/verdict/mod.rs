@@ -155,7 +155,7 @@ fn of_presence(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
             pages::NOT_READY,
         )],
         (Err(_), false, false) => vec![unknown(
-            "NPL is not installed on this Node: no agent has run, or `npl-agent cleanup` has removed its state",
+            "NPL is not installed on this Node: no agent has run, or `npl-agent cleanup` has removed NPL's state",
             pages::NOT_READY,
         )],
         (Err(reason), true, _) => {
