@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. Also compares the
-//! members that several replicas of the feed serve, for `kubectl npl members`.
+//! The members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. For `kubectl npl
+//! members`, this module also compares the members that several replicas of the feed serve.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -119,7 +119,7 @@ impl ServiceMembers {
 }
 
 impl PortMembers {
-    /// The name and the number of the port, as a title of a table.
+    /// The title of the port's table: the port's name and number, or only the number if the port has no name.
     pub fn title(&self) -> String {
         self.name.as_deref().map_or_else(|| self.port.to_string(), |name| format!("{name} ({})", self.port))
     }
@@ -147,7 +147,8 @@ pub enum ReplicaAnswer {
     Failed(String),
 }
 
-/// Whether all replicas that answered serve the same members. Compares the versions, which are digests of the members.
+/// Whether all replicas that answered serve the same members, or none of these replicas serves the Service. Compares
+/// the versions, which are digests of the members.
 pub fn agree<'a, I: IntoIterator<Item = &'a ReplicaAnswer>>(answers: I) -> bool {
     let versions: BTreeSet<Option<&str>> = answers
         .into_iter()

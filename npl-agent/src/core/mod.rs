@@ -2,7 +2,7 @@
 //! Pure decisions: the desired state, and the order of the operations that establish the desired state.
 //!
 //! The core does no I/O, reads no clock, uses no random numbers and writes no log. The same input gives the same
-//! output, in whatever order changes arrive.
+//! output, regardless of the order in which changes arrive.
 //!
 //! ```text
 //! Change ─► snapshot ─► select ─► assign ─► port table ─┐

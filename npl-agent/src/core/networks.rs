@@ -69,7 +69,8 @@ pub struct Network {
     pub role: Role,
     /// The name of the software.
     pub name: &'static str,
-    /// The devices, tables and chains by which NPL recognizes the software; one of them on the Node is sufficient.
+    /// The devices, tables and chains by which NPL recognizes the software; one of these names on the Node is
+    /// sufficient.
     pub names: &'static [Name],
     /// How the software was tested with NPL.
     pub tested: Tested,
@@ -155,7 +156,7 @@ pub const NETWORKS: [Network; 24] = [
         "Cilium",
         &[Name::Device(CILIUM_HOST)],
         Tested::InTests,
-        "its policies apply in every forwarding mode, but those of its host firewall do not protect node ports",
+        "its policies apply in every forwarding mode, but the policies of its host firewall do not protect node ports",
     ),
     elsewhere(
         "Antrea",

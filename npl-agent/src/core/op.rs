@@ -14,7 +14,7 @@ pub enum Op {
     /// Add these sources to the allowed sources of the mapping. The added sources take effect only if the mapping is
     /// restricted.
     AllowSources(Frontend, BTreeSet<SourceRange>),
-    /// Write the mapping. If the frontend has a mapping, the new one replaces it atomically.
+    /// Write the mapping. If the frontend has a mapping, the new mapping atomically replaces the old mapping.
     UpsertMapping(Frontend, Backend),
     /// Patch the Pod's annotation or readiness condition.
     WritePod {
@@ -39,7 +39,7 @@ pub enum Op {
 pub enum RecentTraffic {
     /// Reserve the node port in spite of the traffic: its mapping exists already and is kept, or no other port is free.
     Tolerated,
-    /// Do not reserve the node port if it received packets recently. The Pod then gets another port.
+    /// Do not reserve the node port if the port received packets recently. The Pod then gets another port.
     Refused,
 }
 
@@ -82,8 +82,8 @@ impl GateReason {
         match self {
             Self::Published => "all node ports of the Pod are published in its annotation",
             Self::NoNodePorts => {
-                "the Pod's containers are ready, and it has no node ports: no enabled Service selects the Pod, or an \
-                 Event states why its ports are not served"
+                "the Pod's containers are ready, and the Pod has no node ports: no enabled Service selects the Pod, or \
+                 an Event states why its ports are not served"
             }
             Self::PartlyPublished => {
                 "the Pod's containers are ready, and its node ports are published, except those for which an Event \
@@ -133,9 +133,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of this kind of operation in a pass. Because of this order, the agent can stop after any operation:
-    /// every mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
-    /// ARCHITECTURE.md), and every mapping has its reservation and its allowed sources.
+    /// The position of this kind of operation in a pass. Because of this order, the agent can stop after any operation.
+    /// Every mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
+    /// ARCHITECTURE.md). Every mapping has its reservation and its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

@@ -3,8 +3,9 @@
 //! sums of their own. The traffic of all other Service ports is one sum, so the sum over all series is the traffic of
 //! all mappings.
 //!
-//! The counters of a mapping are removed with it, but the counters of a Service must never decrease. Therefore, each
-//! reading adds the growth of the mappings' counters to the Service's counters, which stay until the agent ends.
+//! The counters of a mapping are removed with the mapping, but the counters of a Service must never decrease.
+//! Therefore, each reading adds the growth of the mappings' counters to the Service's counters, which stay until the
+//! agent exits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -91,7 +92,7 @@ impl ServiceTraffic {
         self.kept.extend(new.into_iter().take(room).map(|port| (port.clone(), MappingStats::ZERO)));
     }
 
-    /// Adds the traffic since the last reading. The first reading adds nothing.
+    /// Adds the traffic since the last reading. The first reading is only the starting point, and adds no traffic.
     pub fn observe(&mut self, sample: CounterSample) {
         let CounterSample { mappings, total } = sample;
         let Some(first_total) = self.first_total else {
@@ -123,8 +124,8 @@ impl ServiceTraffic {
     }
 }
 
-/// Returns the growth from `last` to `now`. Smaller counters than before are those of a new mapping with the same node
-/// port, which began at zero.
+/// Returns the growth from `last` to `now`. If a counter is smaller than before, the counters belong to a new mapping
+/// with the same node port, and began at zero.
 fn since(now: &MappingStats, last: &MappingStats) -> MappingStats {
     let has_restarted = counts(now).into_iter().zip(counts(last)).any(|(now, last)| now < last);
     if has_restarted { *now } else { combined(now, last, u64::saturating_sub) }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
-//! other maps have a constant size: in some of them, the programs select a slot by a hash with a constant mask; in the
-//! rest, the number of entries has a documented limit.
+//! other maps have a constant size. In some of these maps, the programs select a slot by a hash with a constant mask.
+//! In the rest, the number of entries has a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -47,7 +47,7 @@ pub const USUAL_PAGE: u64 = 4096;
 const RING_BUFFER_PAGES: u64 = 3;
 
 /// The value of `--max-flows`: the number of flows for which the TCP flow table of each IP family has room. The UDP
-/// table has room for half as many, and the SCTP table for a sixteenth.
+/// table has room for half as many, and the SCTP table for a sixteenth of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
     /// The number of flows follows from the memory and the CPUs of the machine.
@@ -110,9 +110,10 @@ pub struct TableSizes {
 }
 
 impl TableSizes {
-    /// Computes the sizes for a machine. The default number of flows is a power of two within [`DEFAULT_FLOWS`]: the
-    /// largest for which the machine has at least 24 KiB of memory per flow (three quarters of [`MEMORY_PER_FLOW`]),
-    /// and for which all maps and the agent together fit into the memory limit of the chart's container.
+    /// Computes the sizes for a machine. The default number of flows is the largest power of two within
+    /// [`DEFAULT_FLOWS`] for which the machine has at least 24 KiB of memory per flow (three quarters of
+    /// [`MEMORY_PER_FLOW`]), and for which all maps and the agent together fit into the memory limit of the chart's
+    /// container. If no number meets these conditions, the default is the smallest number of [`DEFAULT_FLOWS`].
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory, page } = machine;
         if let MaxFlows::Flows(flows) = max_flows {
@@ -149,7 +150,7 @@ impl TableSizes {
 
     /// Returns an upper bound, in bytes, of the memory that the kernel allocates for all maps on this machine. The
     /// bound does not include ranges of allowed sources: the kernel allocates memory for a range when the agent writes
-    /// it.
+    /// the range.
     pub fn memory(&self) -> u64 {
         let of_map = |map: &Map| {
             let sizes = map.names.iter().enumerate().map(|(position, name)| {
@@ -272,8 +273,8 @@ mod tests {
         assert_eq!(auto(768, 4096 * GIB).flows, 262_144, "the container's memory limit does not reduce the default");
     }
 
-    /// The metadata pages of the ring buffer are the only memory that is larger on a machine with larger pages: three
-    /// pages of 64 KiB instead of 4 KiB, and pointers to fewer data pages.
+    /// The ring buffer is the only map whose memory depends on the page size: with pages of 64 KiB instead of 4 KiB,
+    /// its three metadata pages are larger, and it has pointers to fewer data pages.
     #[test]
     fn only_the_ring_buffer_depends_on_the_size_of_a_page() {
         let of = |page| TableSizes::of(Machine { page, ..machine(8, 8 * GIB) }, MaxFlows::Auto);

@@ -45,7 +45,7 @@ pub fn check_node(agent: &AgentView, mappings: &BTreeMap<Frontend, Backend>) -> 
     found
 }
 
-/// Describes the difference between an entry of an annotation and the mapping of its node port; `None` if they match.
+/// Describes the difference between an entry of an annotation and the mapping of its node port; `None` if both match.
 fn wrong_target(port: &AnnotatedPort, mapping: Option<&Backend>) -> Option<String> {
     let AnnotatedPort { frontend, pod_ip, pod_port, .. } = port;
     let named = format!("the annotation names node port {frontend} for Pod port {pod_port}");

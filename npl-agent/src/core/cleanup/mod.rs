@@ -157,8 +157,8 @@ pub struct KernelState {
     pub filters: Vec<TcFilter>,
     /// The family and name of NPL's nftables table; `None` if the table does not exist.
     pub table: Option<&'static str>,
-    /// The content of NPL's directory of pins, and this directory itself unless it is a mount point, which cannot be
-    /// removed. Each directory follows its content.
+    /// The content of NPL's directory of pins, and this directory itself unless the directory is a mount point, because
+    /// a mount point cannot be removed. Each directory follows its content.
     pub pins: Vec<PinEntry>,
 }
 

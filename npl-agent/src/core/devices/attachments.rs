@@ -11,8 +11,8 @@ const MAJOR: u16 = 0x4e50;
 /// The base of the minor numbers of filter handles: the minor number for ABI version N is this number plus (N modulo
 /// 255).
 const MINOR: u16 = 0x4c00;
-/// The minor number of the temporary filter's handle. It is greater than the minor number for every ABI version, so the
-/// handle differs from those of all other filters of NPL.
+/// The minor number of the temporary filter's handle. This number is greater than the minor number for every ABI
+/// version, so the handle differs from the handles of all other filters of NPL.
 const STAND_IN_MINOR: u16 = MINOR + 0xff;
 /// The handle, as major and minor number, of a temporary filter. The temporary filter translates packets while the
 /// agent moves NPL's filter ahead of the filters of other software.
@@ -25,7 +25,7 @@ pub const LAST: u16 = u16::MAX;
 
 /// Kinds of qdiscs that neither shape nor police traffic, for example the kernel's default `pfifo_fast`.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
-/// Kinds of qdiscs without a queue: their only purpose is that filters can be attached to them.
+/// Kinds of qdiscs that have no queue and only provide hooks for filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
 /// The qdisc with an ingress hook and an egress hook.
 const HOOK_OF_BOTH: &str = "clsact";
@@ -92,7 +92,7 @@ impl DeviceAttachments {
     }
 
     /// Whether other software has an ingress program or filter that runs after NPL's ingress program or filter. If NPL
-    /// has none on the device yet, every ingress program or filter of other software counts.
+    /// has no ingress program or filter on the device yet, every ingress program or filter of other software counts.
     pub fn has_others_behind_npl(&self) -> bool {
         let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
         self.ingress.iter().skip(npl.unwrap_or_default()).any(AttachmentOwner::is_other)
@@ -128,12 +128,12 @@ impl DeviceAttachments {
 /// Returns the handle of the filters of an ABI version, as major and minor number. Because ABI versions have different
 /// handles, an agent can attach its filter before it detaches the filter of another ABI version.
 pub const fn filter_handle(abi: u32) -> (u16, u16) {
-    // ABI version 255 gets the handle of version 0 again, because the handle after that of version 254 belongs to the
-    // temporary filter.
+    // ABI version 255 gets the handle of version 0 again, because the handle after the handle of version 254 belongs to
+    // the temporary filter.
     (MAJOR, MINOR + (abi % 0xff) as u16)
 }
 
-/// Whether a qdisc of this kind has no queue, and only allows filters to be attached.
+/// Whether a qdisc of this kind has no queue and only provides hooks for filters.
 pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }

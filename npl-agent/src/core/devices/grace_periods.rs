@@ -11,7 +11,7 @@ use crate::core::model::Moment;
 /// takes a few more seconds.
 pub const GRACE_MILLIS: u64 = 10_000;
 
-/// The addresses or devices (`K`) that are absent, each with the time at which it disappeared.
+/// The addresses or devices (`K`) that are absent, each with the time of its disappearance.
 #[derive(Debug)]
 pub struct GracePeriods<K> {
     since: BTreeMap<K, Moment>,

@@ -33,7 +33,7 @@ pub enum DeviceKind {
     Tunnel,
     /// A virtual router (VRF), which routes the packets that its member devices have received.
     Vrf,
-    /// A device of any other kind, such as VLAN, bond or team; it may be an uplink.
+    /// A device of any other kind, such as VLAN, bond or team; such a device may be an uplink.
     Other,
 }
 
@@ -50,7 +50,8 @@ pub enum LinkLayer {
     /// The IP header follows the outer headers of a tunnel: a GRE device without a remote address leaves them in its
     /// packets.
     Outer,
-    /// The IP header follows a link-layer header that NPL's programs do not parse, such as that of InfiniBand.
+    /// The IP header follows a link-layer header that NPL's programs do not parse, such as the link-layer header of
+    /// InfiniBand.
     Other,
 }
 
@@ -119,8 +120,8 @@ pub struct LinkFacts {
     pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of the device.
     pub has_upper_devices: bool,
-    /// For a macvlan or ipvlan device, the ifindex of the lower device, whose network it shares; `None` for devices of
-    /// other kinds.
+    /// The ifindex of the lower device of a macvlan or ipvlan device, which shares the network of its lower device;
+    /// `None` for devices of other kinds.
     pub shares_network_of: Option<u32>,
     /// Whether the device is a netkit device whose policy drops every packet that no program accepts.
     pub is_closed: bool,
@@ -251,7 +252,7 @@ impl UplinkReason {
 
     /// Whether clients can send to the Node's published address through an uplink with this reason. [`Self::IsTunnel`]
     /// means that this address is not on the tunnel, and that no default route leads through the tunnel: replies to
-    /// Pods of other Nodes leave through the tunnel, but clients do not send their requests to it.
+    /// Pods of other Nodes leave through the tunnel, but clients do not send their requests to the tunnel.
     pub const fn reaches_clients(self) -> bool {
         !matches!(self, Self::IsTunnel)
     }
@@ -337,7 +338,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. First are the published addresses, except those that no
+/// The addresses on which node ports answer, by priority. First are the published addresses, except addresses that no
 /// device has. The unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are
 /// excluded because kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {

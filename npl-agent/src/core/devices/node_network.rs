@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finds Pods on the Node's own network (macvlan, ipvlan, an underlay bridge). Pods on the Node's own network answer
-//! clients directly: the replies do not pass the Node, so they get no reverse NAT. The client then receives replies
-//! from the Pod's address, to which the client has sent nothing.
+//! clients directly: the replies do not pass through the Node, so NPL does not translate them. The client then receives
+//! replies from the Pod's address, to which the client has sent no packet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

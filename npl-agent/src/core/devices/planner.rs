@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides which devices of the Node are uplinks, and on which uplinks XDP translates requests. Also decides to which
-//! Pods packets are redirected, and on which addresses node ports answer.
+//! Decides which devices of the Node are uplinks, and on which uplinks XDP translates requests. The planner also
+//! decides to which Pods packets are redirected, and on which addresses node ports answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -54,8 +54,7 @@ impl DevicePolicy {
 pub struct ConntrackSettings {
     /// Whether kernel conntrack marks out-of-window TCP packets as invalid.
     pub is_strict: bool,
-    /// Whether kernel conntrack times out an idle connection early if it has not observed every acknowledgement of the
-    /// connection.
+    /// Whether kernel conntrack times out an idle connection early after missing an acknowledgement of the connection.
     pub forgets_idle: bool,
 }
 
@@ -70,7 +69,7 @@ pub struct NodeNetwork<'a> {
     pub routes: &'a BTreeMap<IpAddr, Route>,
     /// The programs, filters and qdiscs on each device that leads to Pods with mappings, or may be an uplink.
     pub attachments: &'a BTreeMap<u32, DeviceAttachments>,
-    /// The published addresses of the Node; empty until the agent knows them.
+    /// The published addresses of the Node; empty until the agent knows the addresses.
     pub node_ips: &'a [IpAddr],
     /// The Pods that have mappings.
     pub mapped_pods: &'a BTreeSet<IpAddr>,
@@ -84,8 +83,8 @@ pub struct NodeNetwork<'a> {
     pub has_xdp_frags: bool,
     /// Whether TC programs are attached as filters, because the kernel has no TCX (before Linux 6.6).
     pub are_filters: bool,
-    /// The names of netfilter's tables and chains, or the error of reading them; `None` if no decision depends on the
-    /// names.
+    /// The names of netfilter's tables and chains, or the error if they cannot be read; `None` if no decision depends
+    /// on the names.
     pub rule_names: Option<Result<&'a RuleNames, &'a String>>,
 }
 
@@ -94,7 +93,7 @@ pub struct NodeNetwork<'a> {
 pub struct DeviceDecisions {
     /// The addresses on which node ports answer, by priority.
     pub local_addresses: Vec<IpAddr>,
-    /// By device name: the reason why the device is an uplink (`Ok`), or why it is not (`Err`).
+    /// By device name: the reason why the device is an uplink (`Ok`), or why the device is not an uplink (`Err`).
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
     /// By the ifindex of each uplink: whether XDP translates requests there, and why.
     pub xdp: BTreeMap<u32, XdpDecision>,
@@ -110,8 +109,8 @@ pub struct DeviceDecisions {
     pub missing_devices: BTreeSet<String>,
     /// By device: the programs of other software that stay ahead of NPL's programs.
     pub programs_ahead: ProgramsAhead,
-    /// The names of the policy engines because of which the agent refuses redirect, or the error of reading the rules
-    /// by which the agent recognizes policy engines; `None` if redirect is not refused.
+    /// The names of the policy engines because of which the agent refuses redirect, or the error if the agent cannot
+    /// read the rules by which it recognizes policy engines; `None` if redirect is not refused.
     pub redirect_refused_by: Option<String>,
     /// The programs and next hops that result from the decisions.
     pub plan: DevicePlan,

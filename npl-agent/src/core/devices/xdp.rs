@@ -10,11 +10,11 @@ use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 /// tailroom and link-layer header.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers with which checksums stay correct if XDP translates. Frames from these drivers have complete checksums.
-/// After an XDP program has run, these drivers do not report `CHECKSUM_COMPLETE`, the card's sum of the untranslated
-/// bytes. `mlx5_core` does not report `CHECKSUM_COMPLETE` while an XDP program is attached. `gve` is not in the list,
-/// because `gve` reports `CHECKSUM_COMPLETE`. `ice` is not in the list either: on E830 cards, `ice` reports
-/// `CHECKSUM_COMPLETE` since Linux 6.15.
+/// Drivers with which checksums stay correct if XDP translates packets. Frames from these drivers have complete
+/// checksums. After an XDP program has run, these drivers do not report `CHECKSUM_COMPLETE`, the card's sum of the
+/// untranslated bytes. `mlx5_core` does not report `CHECKSUM_COMPLETE` while an XDP program is attached. `gve` is not
+/// in the list, because `gve` reports `CHECKSUM_COMPLETE`. `ice` is not in the list either: on E830 cards, `ice`
+/// reports `CHECKSUM_COMPLETE` since Linux 6.15.
 const SAFE_DRIVERS: [&str; 6] = ["mlx5_core", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net"];
 
 /// The value of the flag `--attach`.
@@ -100,7 +100,7 @@ impl XdpReason {
     ];
 
     /// The text by which the agent stores the reason in the name of a directory on the BPF file system. Commands read
-    /// the reason there.
+    /// the reason from this name.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",

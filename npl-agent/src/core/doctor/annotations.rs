@@ -21,8 +21,8 @@ pub(super) fn annotations(facts: &Facts) -> Finding {
     let found = abridged(&texts.collect::<Vec<_>>(), "; ", "; and ");
     if differences.iter().all(|it| it.kind == Kind::Unowned) {
         let advice = "clients that still use these node ports reach the Pod addresses in the mappings, but no Pod has \
-                      the node ports: the agent removes the mappings at the next --resync; if it does not, read the \
-                      agent's log";
+                      the node ports: the agent removes the mappings at the next --resync; if the mappings stay, read \
+                      the agent's log";
         return Finding::warning(key, found, advice);
     }
     let advice = "clients of these node ports reach no Pod, or another Pod: the agent corrects mappings at the next \

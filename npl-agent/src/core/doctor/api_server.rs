@@ -8,7 +8,8 @@ use crate::core::{
 };
 
 pub(super) fn api_server(facts: &Facts) -> Finding {
-    const MEANING: &str = "mappings keep translating, but changes of Pods, Services and the Node are not applied";
+    const MEANING: &str =
+        "the programs keep translating packets, but changes of Pods, Services and the Node are not applied";
     let key = "api_server";
     let watches = match &facts.watches {
         _ if !facts.is_agent_running => return Finding::ok(key, "no agent runs: see the check agent"),
@@ -37,8 +38,8 @@ pub(super) fn api_server(facts: &Facts) -> Finding {
     }
     if !faults.is_empty() {
         let advice = about_certificate.unwrap_or(
-            "check that the API server is reachable from the Node, and the permissions of the agent's ServiceAccount \
-             (deploy/npl.yaml grants them)",
+            "check that the API server is reachable from the Node, and that the agent's ServiceAccount has the \
+             permissions that deploy/npl.yaml grants",
         );
         return Finding::failed(key, faults.join("; "), format!("{MEANING}: {advice}"));
     }
@@ -78,7 +79,7 @@ mod tests {
         watch(facts).failure = Some(WatchFailure { for_millis: millis, error: error.to_owned() });
     }
 
-    /// The log of the agent names the same causes (`kube/client_tests.rs`).
+    /// The agent's log states the same causes (tests in `kube/client_tests.rs`).
     #[test]
     fn a_certificate_that_the_agent_cannot_verify_is_reported() {
         const UNSUPPORTED: &str = "invalid peer certificate: UnsupportedSignatureAlgorithmContext(..)";

@@ -81,25 +81,25 @@ checks! {
     agent: "Does an agent run on this Node?"
         Ok "An agent holds the lock of the BPF file system (`flock` on its folder `npl`).",
         Warning "No agent holds the lock.";
-        effect "If mappings are pinned, they translate packets, but changes of Pods and Services are not applied. If nothing is pinned, no Pod of the Node gets a node port.",
-        action "Start an agent. The log of the previous agent contains the reason of its exit.";
+        effect "If maps and programs are pinned, the programs keep translating packets, but changes of Pods and Services are not applied. If no map is pinned, no Pod of the Node gets a node port.",
+        action "Start an agent. The log of the previous agent states why it exited.";
     api_server: "Does the running agent receive changes of Pods, Services and its Node from the API server?"
         Ok "Every watch of the agent works, or no agent runs.",
         Warning "A watch has been failing for less than 30 s.",
         Failed "A watch has been failing for at least 30 s, or has received no data for at least 6 minutes.",
         Unknown "The agent has not received its first lists yet; or its socket does not answer: set `--runtime-dir`.";
-        effect "Mappings translate packets, but changes of Pods, Services and the Node are not applied.",
-        action "The finding has the error. Check that the API server is reachable from the Node, and that the agent's ServiceAccount has the permissions that the chart and `deploy/npl.yaml` grant. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
+        effect "The programs keep translating packets, but changes of Pods, Services and the Node are not applied.",
+        action "The finding contains the error. Check that the API server is reachable from the Node, and that the agent's ServiceAccount has the permissions that the chart and `deploy/npl.yaml` grant. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
     admission_policy: "Does an admission policy confine the writes of the running agent?"
         Ok "A policy confines the agent, or no agent runs.",
         Warning "No policy confines the agent. The agent tests this by dry runs at its start and every 15 minutes.",
         Unknown "The agent has no result yet, because no Pod has run on the Node since its start; or its socket does not answer: set `--runtime-dir`.";
-        effect "The agent's token may change labels and status of every Pod.",
-        action "Apply the ValidatingAdmissionPolicy `npl-agent` and its binding of `deploy/npl.yaml`. To check at once, restart the agent.";
+        effect "Anybody who has the agent's token can change the labels and the status of every Pod.",
+        action "Apply the ValidatingAdmissionPolicy `npl-agent` and its binding, which `deploy/npl.yaml` contains. To check at once, restart the agent.";
     datapath: "Are the programs attached to the devices that clients use?"
         Ok "At least one device has programs for both directions.",
-        Warning "Nothing is pinned, and no agent runs.",
-        Failed "Nothing is pinned although an agent runs; or no device has programs for both directions; or only tunnels have programs, and no node port is mapped.",
+        Warning "No map or program is pinned, and no agent runs.",
+        Failed "No map or program is pinned although an agent runs; or no device has programs for both directions; or only tunnels have programs, and no node port is mapped.",
         Unknown "No BPF file system is mounted, or the command lacks the privileges to read it.";
         effect "No node port works for clients outside of the Node.",
         action "Compare `--bpffs` of the command with that of the agent. Name the uplinks with `--devices`; the agent's log states why it did not choose a device. After the agent has retired the Node, the result `failed` is expected.";
@@ -110,13 +110,13 @@ checks! {
         effect "Clients behind this device are not served. All other clients are served.",
         action "Set `reorder_hdr on` for a VLAN, and `remote` or `external` for a GRE tunnel. Before Linux 6.6, replace an `ingress` qdisc by `clsact`. Alternatively, name only the supported uplinks with `--devices`.";
     addresses: "Do node ports work on every address of the Node?"
-        Ok "Node ports work on all addresses, or nothing is pinned yet.",
+        Ok "Node ports work on all addresses, or no map is pinned yet.",
         Warning "Node ports do not work on at least one address.",
         Unknown UNREADABLE;
         effect "Clients that connect to these addresses are not served.",
         action "If no agent runs, start an agent. If an agent runs, run the check again after a second, because the agent serves new addresses with a short delay. If the check still lists addresses, the Node has more than 256 addresses of an IP family, of which only 256 are served.";
     annotations: "Do the annotations of the Node's Pods match the kernel's mappings and the Node's addresses?"
-        Ok "Each annotation names only published addresses of the Node, and node ports that the kernel maps to the Pod's port, or host ports; and each mapping belongs to a Pod of the Node or drains. Differences that last for less than a second are ignored. Also `ok` if no agent runs.",
+        Ok "Each annotation names only published addresses of the Node, and only host ports or node ports that the kernel maps to the Pod's port. Each mapping belongs to a Pod of the Node, or drains. The check ignores differences that last for less than a second. The state is also `ok` if no agent runs.",
         Warning "The kernel maps node ports that belong to no Pod of the Node.",
         Failed "An annotation names a node port that the kernel does not map to the Pod's port, or an address that the Node does not have.",
         Unknown "The agent's socket does not answer: set `--runtime-dir`; or the command lacks the privileges to read the maps.";
@@ -133,9 +133,9 @@ checks! {
         Failed "A TC program or filter of other software runs ahead of NPL's on an uplink.",
         Unknown UNREADABLE;
         effect "If the program of the other software returns a final verdict, connections of clients are refused or get no answer.",
-        action "[A program runs ahead of NPL's](../troubleshoot.md#a-program-runs-ahead-of-npls).";
-    gro_fraglist: "Is `rx-gro-list` on for a device, although this kernel translates only the first of several IPv6 UDP datagrams that `rx-gro-list` combines?"
-        Ok "`rx-gro-list` is off for the uplinks and for the devices of mapped Pods, or the kernel is 6.12.28 or a newer 6.12, or 6.15 or newer, and translates all datagrams.",
+        action "See [A program runs ahead of NPL's](../troubleshoot.md#a-program-runs-ahead-of-npls).";
+    gro_fraglist: "Is `rx-gro-list` on, and does this kernel translate only the first of the IPv6 UDP datagrams that `rx-gro-list` combines?"
+        Ok "`rx-gro-list` is off for the uplinks and for the devices of mapped Pods; or the kernel translates all datagrams, as Linux 6.12.28 and newer 6.12 releases, and Linux 6.15 and newer, do.",
         Warning "`rx-gro-list` is on for an uplink or the device of a mapped Pod, and the kernel translates only the first datagram.",
         Unknown UNREADABLE;
         effect "If several IPv6 UDP datagrams arrive together, only the first is translated, unless the distribution has backported the fix of Linux 6.15.",
@@ -144,7 +144,7 @@ checks! {
         Ok "The check is `ok` for every CNI. The finding names the CNI and its effect.",
         Unknown UNREADABLE;
         effect "None: the check only reports.",
-        action "[CNIs](../compatibility.md#cnis-policy-engines-and-service-proxies) has the settings of each CNI.";
+        action "See the settings for each CNI in [CNIs](../compatibility.md#cnis-policy-engines-and-service-proxies).";
     policy_engine: "Do the rules of the Node's policy engine apply to clients of node ports?"
         Ok "The policies apply, or no known policy engine is found.",
         Warning "Redirected packets bypass the policy engine, or the agent refuses `--forwarding redirect` because of the policy engine.",
@@ -157,53 +157,53 @@ checks! {
         effect "None: the check only reports.",
         action "None.";
     local_clients: "Can clients on the Node and in its Pods use node ports?"
-        Ok "The programs are attached to the cgroup of local clients, or a cgroup v2 hierarchy is mounted and nothing is pinned yet.",
+        Ok "The programs are attached to the cgroup of local clients, or a cgroup v2 hierarchy is mounted and no program is pinned yet.",
         Warning "No cgroup v2 hierarchy is mounted, or the programs are not attached to the cgroup.";
         effect "Clients on the Node and in its Pods are not served. All other clients are served.",
         action "Mount cgroup v2, or name its directory with `--cgroup`. With `--cgroup none`, the warning is expected.";
     ip_forward: "Does the kernel forward IPv4 packets between the uplinks and the devices of Pods?"
         Ok "IPv4 forwarding is on for each of these devices, or the Node has no IPv4 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or only IPv6 node ports are mapped.",
-        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the device of a mapped Pod, whatever the global `ip_forward` is; and IPv4 node ports are mapped, or nothing is mapped yet.",
+        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the device of a mapped Pod, even if the global `ip_forward` is 1; and IPv4 node ports are mapped, or no node port is mapped yet.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set this sysctl to 1 for the device that the check names.";
     ipv6_forwarding: "Does the kernel forward IPv6 packets between the uplinks and the devices of Pods?"
         Ok "IPv6 forwarding is on, or the Node has no IPv6 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or the Node also has IPv4 addresses, and no IPv6 node port is mapped.",
-        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every uplink, on an uplink with a default route, or on the device of a mapped Pod; and IPv6 node ports are mapped, or nothing is mapped yet on a Node with IPv6 addresses only.",
+        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every uplink, on an uplink with a default route, or on the device of a mapped Pod; and IPv6 node ports are mapped, or no node port is mapped yet on a Node with IPv6 addresses only.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set `net.ipv6.conf.all.forwarding` to 1.";
     forward_chains: "Do forward chains of nftables let requests to mapped Pods and their replies pass?"
         Ok "No forward chain certainly drops requests or replies. If the effect depends on a rule that the check does not understand, the finding names the chain. Rules of `iptables-legacy` are not checked.",
-        Warning "A forward chain, including those of `iptables-nft`, drops packets by its policy or by a rule, and no earlier rule of the chain can accept a new connection from an uplink to a mapped Pod, or the replies of this connection.",
+        Warning "A forward chain of nftables or `iptables-nft` drops packets by its policy or by a rule, and no earlier rule of the chain can accept a new connection from an uplink to a mapped Pod, or the replies of this connection.",
         Unknown UNREADABLE;
         effect "Requests or replies are dropped, except with `--forwarding redirect`.",
-        action "[Allow forwarded connections](../troubleshoot.md#a-firewall-drops-forwarded-connections).";
+        action "See [Allow forwarded connections](../troubleshoot.md#a-firewall-drops-forwarded-connections).";
     rp_filter: "Does reverse path filtering accept requests to mapped Pods?"
         Ok "No uplink has strict filtering, or no policy routing rule makes strict filtering drop requests to node ports. The finding reports strict, loose or off for each uplink.",
-        Warning "Reverse path filtering is strict on an uplink, and either a policy routing rule gives a mapped Pod a routing table whose default route leads through another uplink, or a rule gives a Node address a routing table for this uplink while the default route of the main table leads through another one.",
+        Warning "Reverse path filtering is strict on an uplink, and a policy routing rule (1) gives a mapped Pod a routing table whose default route leads through another uplink, or (2) gives a Node address a routing table whose default route leads through this uplink, while the default route of the main table leads through another uplink.",
         Unknown UNREADABLE_SYSCTL;
-        effect "Requests that arrive on the uplink are dropped: in the first case those to these Pods, in the second case those of all clients to which the main table's route leads through another uplink. The kernel looks up the route from the Pod's address, to which NPL has translated the Node address.",
+        effect "The kernel drops requests that arrive on the uplink: in case 1, requests to these Pods; in case 2, requests of clients to which the main table's route leads through another uplink. The filter looks up the route from the Pod's address, because NPL has replaced the Node address with the Pod's address.",
         action "Set `rp_filter` to loose (2) on the uplink, or use `--forwarding redirect`.";
     conntrack_liberal: "Does kernel conntrack accept out-of-window packets, as `--forwarding offload` requires?"
         Ok "`nf_conntrack_tcp_be_liberal` is 1, or kernel conntrack is not loaded.",
         Warning "`nf_conntrack_tcp_be_liberal` is 0.",
         Unknown UNREADABLE_SYSCTL;
-        effect "With `--forwarding offload`, no flow is offloaded. The modes `stack` and `redirect` do not need the setting.",
+        effect "With `--forwarding offload`, no flow is offloaded. The modes `stack` and `redirect` do not need this sysctl.",
         action "[Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
     conntrack_timeouts: "Are the timeouts of kernel conntrack long enough for `--forwarding offload`?"
         Ok "The timeout for unacknowledged data is not shorter than the timeout for established connections, or kernel conntrack is not loaded.",
         Warning "The timeout for unacknowledged data is shorter than the timeout for established connections.",
         Unknown UNREADABLE_SYSCTL;
-        effect "With `--forwarding offload`, kernel conntrack times idle connections out early.",
+        effect "With `--forwarding offload`, kernel conntrack times out idle connections early.",
         action "[Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
     port_range: "Is the node port range free of ports that the kernel, Services or Cilium use?"
         Ok "The range does not overlap such ports.",
         Warning "The range overlaps `ip_local_port_range` or 30000-32767; or Cilium may masquerade connections with source ports of the range.",
         Unknown "No agent has configured a port range yet, or the ephemeral ports cannot be read.";
-        effect "Outgoing connections occupy node ports; or, until the mapping has moved to another port, the mapping takes the packets of a Service's `nodePort`; or a Pod's masqueraded connection gets no answer.",
+        effect "Depending on the overlap, outgoing connections occupy node ports; or a mapping receives the packets for a Service's `nodePort` until the mapping has moved to another port; or a Pod's masqueraded connection gets no answer.",
         action "Add the range to `net.ipv4.ip_local_reserved_ports`, or set another `--port-range`. With Cilium's BPF masquerade, set a range below 30000.";
     service_ports: "Are the node ports of Services excluded from the ports of outgoing connections?"
         Ok "`ip_local_port_range` does not overlap 30000-32767, or `ip_local_reserved_ports` contains these ports.",
@@ -212,20 +212,20 @@ checks! {
         effect "Outgoing connections of the Node may occupy the node ports of Services of type NodePort. Mappings are not affected.",
         action "Add 30000-32767 to `net.ipv4.ip_local_reserved_ports`.";
     nft_guard: "Are replies of mapped Pods exempt from masquerading?"
-        Ok "The table `inet npl` exempts mapped endpoints, or no rule masquerades packets that leave the Node, or nothing is pinned yet and the kernel has nftables.",
+        Ok "The table `inet npl` exempts mapped endpoints, or no rule masquerades packets that leave the Node, or no map is pinned yet and the kernel has nftables.",
         Warning "Rules of other software masquerade packets that leave the Node, and either the kernel has no nftables, or mappings are pinned and the table `inet npl` is missing.",
         Unknown UNREADABLE;
-        effect "Replies of connections that kernel conntrack has lost are masqueraded, and clients reject these packets.",
+        effect "Replies of connections that kernel conntrack no longer tracks are masqueraded, and clients reject these packets.",
         action "Set `--nft-guard` to `auto`, load the kernel module `nf_tables`, and read the agent's log.";
     reply_routes: "Do replies of Pods with their own routing table leave through the interface on which requests arrive?"
         Ok "No Pod has its own routing table, or rules mark the connections of these Pods, or the packets of all mapped Pods are redirected.",
         Warning "Pods have their own routing tables, and no rule marks their connections; or an address of the Node has its own routing table.",
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies leave through another interface and may be lost.",
-        action "[Replies leave through another interface](../troubleshoot.md#replies-leave-through-another-interface). For an address of the Node, set `--forwarding redirect`, or publish an address of the main table's uplink with `--node-ip`.";
+        action "See [Replies leave through another interface](../troubleshoot.md#replies-leave-through-another-interface). For an address of the Node, set `--forwarding redirect`, or publish an address of the main table's uplink with `--node-ip`.";
     incoming_rules: "Do policy routing rules for devices of Pods send replies elsewhere?"
         Ok "No rule for the device of a mapped Pod selects a table that leads replies to another uplink than the main table. Tables without routes have no effect.",
-        Warning "A policy rule `iif DEVICE lookup TABLE` of a mapped Pod's device leads to another uplink than the main table, or TABLE has routes, but lacks a route through one or more of the uplinks (security groups for Pods of the AWS VPC CNI, strict mode).",
+        Warning "A policy routing rule `iif DEVICE lookup TABLE` for a mapped Pod's device leads to another uplink than the main table, or TABLE has routes, but lacks a route through one or more of the uplinks. The AWS VPC CNI creates rules of this kind for Pods with security groups in strict mode.",
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies follow the rule's table and may be lost.",
         action "Let the CNI route these Pods by the main table (AWS VPC CNI: `POD_SECURITY_GROUP_ENFORCING_MODE=standard`), or do not use node ports for these Pods: use a load balancer that sends to the Pods' own addresses.";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks whether nftables chains of the forward hook drop or reject requests that NPL has translated, or the replies.
 //!
-//! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`,
-//! and the reply is a packet of an established connection from the Pod to the client. The check evaluates the rules for
+//! To kernel conntrack, a translated request is a new connection from the client to the Pod, without the status `dnat`.
+//! The reply is a packet of an established connection from the Pod to the client. The check evaluates the rules for
 //! requests and replies, as far as the fields of these packets are known. The check warns about a chain only if the
 //! chain certainly drops or rejects such a packet. If a chain may drop or reject the packet, depending on conditions
 //! that the check does not evaluate, the finding names the chain, but is no warning.
@@ -19,7 +19,7 @@ use crate::core::{
     model::{Family, PodPort, Protocol},
 };
 
-/// The base chains of the forward hook, and all chains that they jump to.
+/// The base chains of the forward hook, and all chains to which their rules jump.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ForwardChains {
     /// The base chains, in the order in which the kernel lists them.
@@ -243,8 +243,8 @@ impl Packet<'_> {
         }
     }
 
-    /// Returns the bytes at `offset` in an IP header that has `addr` at the offset `start`; `None` if they are not all
-    /// bytes of this address.
+    /// Returns the bytes at `offset` in an IP header that has `addr` at the offset `start`; `None` if the bytes are not
+    /// all part of this address.
     fn bytes(&self, addr: IpAddr, start: usize, offset: usize, length: usize) -> Option<Vec<u8>> {
         let octets = match addr {
             IpAddr::V4(addr) => addr.octets().to_vec(),
@@ -722,15 +722,16 @@ mod tests {
         assert!(!found(vec![established()]).contains("may drop"));
     }
 
-    /// A rule accepts only packets to the Pod network. This network contains the Node's address, so it may also contain
-    /// clients.
+    /// A rule accepts only packets to the Pod network. This network contains the Node's address, so the network may
+    /// also contain clients.
     fn node_in_pod_network(facts: &mut Facts) {
         first_device(facts).addresses = vec!["10.0.1.1".parse().unwrap()];
         pinned(facts).addresses = ["10.0.1.1".parse().unwrap()].into();
         dropping(facts, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
     }
 
-    /// A rule accepts the requests, and no rule accepts the replies, or the other way round.
+    /// Each IPv4 chain lets only the requests or only the replies pass. In two cases, the replies may also pass,
+    /// because clients may be in the Pod network.
     #[test]
     fn a_chain_that_accepts_only_one_direction_is_reported() {
         check(&[
@@ -757,7 +758,7 @@ mod tests {
                 "ip saddr POD-NETWORK accept",
             ),
             (node_in_pod_network, KEY, State::Ok, "may drop replies", ""),
-            // The Node's address is on the loopback device, and the uplink has none.
+            // The Node's address is on the loopback device, and the uplink has no address.
             (
                 |it| {
                     node_in_pod_network(it);

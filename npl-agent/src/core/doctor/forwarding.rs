@@ -176,7 +176,7 @@ pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     routing_devices(devices, leading.collect())
 }
 
-/// Replaces the member devices of VRFs with all VRFs of the Node: for a packet that arrives on a member, the kernel
+/// Replaces the member devices of VRFs with all VRFs of the Node. For a packet that arrives on a member, the kernel
 /// uses the settings of the member's VRF, but [`Device`] does not state to which VRF a member belongs.
 fn routing_devices<'a>(devices: &'a [Device], receiving: Vec<&'a Device>) -> Vec<&'a Device> {
     let (members, mut routing): (Vec<_>, Vec<_>) =

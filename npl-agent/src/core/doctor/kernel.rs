@@ -39,7 +39,7 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
     }
     let advice = format!(
         "the agent cannot start and no node port is served: mount a BPF file system (`mount -t bpf bpf {path}`), or \
-         name the directory of a mounted one with --bpffs"
+         name the directory of a mounted BPF file system with --bpffs"
     );
     Finding::failed(key, format!("no BPF file system is mounted at {path}"), advice)
 }
@@ -68,8 +68,8 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     ]
 }
 
-/// Checks for `CAP_PERFMON`. Programs that are loaded with this capability are faster than without it, because the
-/// kernel adds no speculation barriers.
+/// Checks for `CAP_PERFMON`. The kernel adds no speculation barriers to programs that are loaded with this capability,
+/// so these programs are faster.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
@@ -81,7 +81,7 @@ fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
         (true, true, has_tcx) => {
             let cost = if has_tcx { "" } else { ", programs read packets by a helper, and there is no XDP program" };
             let advice = format!(
-                "the programs contain the kernel's speculation barriers, so each packet takes some 0.3 µs \
+                "the programs contain the kernel's speculation barriers, so each packet takes about 0.3 µs \
                  longer{cost}: run `npl-agent load` with CAP_PERFMON before the agent starts, as the init container \
                  of deploy/npl.yaml does"
             );
@@ -100,7 +100,7 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         return Finding::ok(key, "running");
     }
     let meaning = if facts.is_installed() {
-        "mappings keep translating, but changes of Pods and Services are not applied"
+        "the programs keep translating packets, but changes of Pods and Services are not applied"
     } else {
         "no Pod of this Node gets a node port"
     };
@@ -121,14 +121,15 @@ pub(super) fn admission_policy(facts: &Facts) -> Finding {
         Ok(Some(false)) => Finding::warning(
             key,
             "no admission policy confines the agent",
-            "the agent's token may change labels and status of every Pod: apply the ValidatingAdmissionPolicy npl-agent \
-             and its binding of deploy/npl.yaml; the agent checks this every 15 minutes, and when it starts",
+            "anybody who has the agent's token can change the labels and the status of every Pod: apply the \
+             ValidatingAdmissionPolicy npl-agent and its binding from deploy/npl.yaml; the agent checks for the \
+             policy when it starts and every 15 minutes",
         ),
         Ok(None) => Finding::unknown(
             key,
             "the agent has not found out whether an admission policy confines it",
-            "the agent tries a write to a Pod of this Node when it starts and every 15 minutes: check again when a Pod \
-             runs here, or restart the agent",
+            "the agent tries a dry-run write to a Pod of this Node when it starts and every 15 minutes: check again when \
+             a Pod runs here, or restart the agent",
         ),
         Err(reason) => Finding::unknown(key, reason, NAME_RUNTIME_DIR),
     }

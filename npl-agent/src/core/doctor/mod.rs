@@ -64,7 +64,7 @@ pub struct Facts {
     pub differences: Result<BTreeSet<Inconsistency>, String>,
     /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
-    /// The directory on which the cgroup v2 hierarchy is mounted; `None` if it is not mounted.
+    /// The directory on which the cgroup v2 hierarchy is mounted; `None` if no cgroup v2 hierarchy is mounted.
     pub cgroup: Option<String>,
     /// The network devices of the Node.
     pub devices: Result<Vec<Device>, String>,
@@ -333,7 +333,7 @@ impl Facts {
     }
 }
 
-/// Joins the first three texts, and adds the number of the others after `before_rest`.
+/// Joins the first three texts, and adds the number of the remaining texts after `before_rest`.
 fn abridged(texts: &[impl AsRef<str>], separator: &str, before_rest: &str) -> String {
     const SHOWN: usize = 3;
     let shown = texts.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join(separator);

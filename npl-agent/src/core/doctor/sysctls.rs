@@ -20,9 +20,9 @@ const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
 /// Reports the mode of reverse path filtering. Strict filtering drops a request if the route from the Pod to the client
-/// leads through another device than the one on which the request arrived. The check warns about Pods and Node addresses
-/// whose own routing table leads through another uplink than the route that the filter looks up, even if marks route the
-/// replies: the request has no mark, so the filter looks up the route without a mark.
+/// leads through another device than the one on which the request arrived. The check warns about Pods and Node
+/// addresses whose own routing table leads through another uplink than the route that the filter looks up. The check
+/// warns even if marks route the replies: the request has no mark, so the filter looks up the route without a mark.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -80,8 +80,9 @@ fn has_pods_routed_elsewhere(facts: &Facts, uplink: &Device) -> bool {
 }
 
 /// Whether a policy routing rule gives an IPv4 address of the Node a routing table whose default route leads through
-/// this uplink, while the default routes of the main table lead through others. Without NPL, the filter looks up the
-/// route from the Node address; NPL has replaced this address by the Pod's address, whose route is in the main table.
+/// this uplink, while the default routes of the main table lead through other uplinks. Without NPL, the filter looks up
+/// the route from the Node address. NPL has replaced the Node address with the Pod's address, so the filter uses the
+/// main table.
 fn has_addresses_routed_apart(facts: &Facts, uplink: &Device) -> bool {
     let (Ok(routing), Ok(datapath)) = (&facts.routing, &facts.datapath) else { return false };
     let of_main = devices_of(routing, MAIN_TABLE);
@@ -146,7 +147,7 @@ pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
         let advice = format!(
             "only --forwarding offload needs a higher value: kernel conntrack times out offloaded connections that are \
-             idle for longer than this time. Set {TCP_UNACKNOWLEDGED}={established}"
+             idle for longer than this timeout. Set {TCP_UNACKNOWLEDGED}={established}"
         );
         return Finding::warning(key, found, advice);
     }

@@ -32,8 +32,8 @@ impl EvictionEstimate {
     /// Returns how many entries were evicted since the previous sweep.
     ///
     /// The result is zero if no table was full. The programs also remove entries, for example entries of flows that
-    /// lost a tuple conflict. If entries are missing although no table was full, the programs have removed all of them.
-    /// If one table is full, entries that the programs remove from the other tables also count as evicted.
+    /// lost a tuple conflict. If entries are missing although no table was full, the programs have removed all of these
+    /// entries. If one table is full, entries that the programs remove from the other tables also count as evicted.
     pub fn observe(&mut self, sweep: Sweep) -> u64 {
         let Some(last) = self.last.replace(sweep) else { return 0 };
         let found = sweep.found as u64;
@@ -66,8 +66,8 @@ mod tests {
     fn entries_that_are_missing_from_a_full_table_were_evicted() {
         let mut estimate = EvictionEstimate::default();
         assert_eq!(estimate.observe(sweep(90, 10, 1000, 5)), 0, "an estimate needs two sweeps");
-        // 80 entries were left, 50 were added, and 10 were removed with a mapping: 120 entries are expected, but 20 of
-        // them are missing.
+        // 80 entries were left, 50 were added, and 10 were removed with a mapping: 120 entries are expected, but the
+        // sweep finds only 100.
         assert_eq!(estimate.observe(sweep(100, 0, 1050, 15)), 20);
         assert_eq!(estimate.observe(sweep(100, 30, 1050, 15)), 0);
         assert_eq!(estimate.observe(sweep(100, 0, 1080, 15)), 0, "expired entries were not evicted");

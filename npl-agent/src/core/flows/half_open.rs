@@ -74,11 +74,11 @@ mod tests {
 
     use super::*;
 
-    /// The number of sweeps until an unanswered request times out: the timeout of 30 s is three intervals, so there are
-    /// four sweeps from its beginning to its end.
+    /// The number of sweeps until an unanswered request times out: the timeout of 30 s is three sweep intervals, so
+    /// four sweeps take place from the start to the end of the timeout.
     const UNANSWERED: u32 = 4;
-    /// The number of sweeps until an answered request times out: the timeout of 300 s is thirty intervals, so there are
-    /// 31 sweeps from its beginning to its end.
+    /// The number of sweeps until an answered request times out: the timeout of 300 s is 30 sweep intervals, so 31
+    /// sweeps take place from the start to the end of the timeout.
     const ANSWERED: u32 = 31;
 
     fn entry(hash: u64, phase: Phase) -> u64 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The types for the cluster and the datapath on which decisions are based. [`crate::kube`] converts Kubernetes objects
-//! to these types.
+//! The types for cluster objects and datapath state, which the core uses for its decisions. [`crate::kube`] converts
+//! Kubernetes objects to these types.
 //!
-//! Decisions use these types instead of Kubernetes types.
+//! The core does not depend on the types of the Kubernetes API.
 
 pub mod last;
 pub mod namespaces;
@@ -405,8 +405,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A connection or UDP flow to a node port. Kernel conntrack translates the destination of its packets, because of a
-/// rule of other software such as Antrea's agent.
+/// A connection or UDP flow to a node port, for which kernel conntrack translates the destination of the packets,
+/// because of a rule of other software such as Antrea's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranslatedConnection {
     /// The transport protocol.

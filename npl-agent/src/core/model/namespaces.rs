@@ -9,11 +9,11 @@ const MOST: usize = 16;
 /// Kubernetes' limit for the name of a namespace.
 const NAME_BYTES: usize = 63;
 
-/// The namespaces whose Services the agent reads: the named ones, or all if none is named.
+/// The namespaces whose Services the agent reads: the named namespaces, or all namespaces if none is named.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Namespaces(BTreeSet<Arc<str>>);
 
-/// A part of the cluster whose Services are listed and watched together: one namespace, or all if `None`.
+/// A part of the cluster whose Services are listed and watched together: one namespace, or all namespaces if `None`.
 pub type ServiceScope = Option<Arc<str>>;
 
 /// The error for a text that is not a list of namespaces.
@@ -62,7 +62,7 @@ impl fmt::Display for Namespaces {
 impl FromStr for Namespaces {
     type Err = NamespacesError;
 
-    /// Parses names with commas between them. The empty text selects all namespaces.
+    /// Parses a comma-separated list of names. The empty text selects all namespaces.
     fn from_str(text: &str) -> Result<Self, NamespacesError> {
         let mut names = BTreeSet::new();
         if text.is_empty() {

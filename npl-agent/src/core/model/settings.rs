@@ -22,7 +22,8 @@ pub struct Settings {
     pub families: Vec<Family>,
     /// The transport protocols that the datapath serves.
     pub protocols: Vec<Protocol>,
-    /// The time in milliseconds for which a mapping still translates after the Pod's annotation no longer names it.
+    /// The time in milliseconds for which a mapping continues to translate packets after the Pod's annotation no longer
+    /// names the mapping.
     pub drain_millis: u64,
     /// The time in milliseconds for which a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,
@@ -36,7 +37,7 @@ const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
     /// Returns a warning if the quarantine is so short that a withdrawn node port may lead to another Pod while load
-    /// balancers still send to it.
+    /// balancers still send to the node port.
     pub fn quarantine_warning(&self) -> Option<String> {
         (self.quarantine_millis < SHORTEST_QUARANTINE_MILLIS).then(|| {
             format!(
@@ -219,7 +220,8 @@ impl FromStr for NodeIpSource {
     }
 }
 
-/// The set of fields that an annotation entry has. Each format has the name of the Antrea version that writes it.
+/// The set of fields that an annotation entry has. Each format has the name of the Antrea version that writes this
+/// format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnotationFormat {
     /// The fields `podPort, nodeIP, nodePort, protocol, protocols`.
@@ -235,8 +237,8 @@ pub enum AnnotationFormat {
 pub enum ProtocolPairing {
     /// Each protocol of a Pod port has its own node port and annotation entry, as in Antrea.
     Separate,
-    /// All protocols of a Pod port have the same node port number, and one annotation entry that lists them in
-    /// `protocols`.
+    /// All protocols of a Pod port have the same node port number, and one annotation entry, whose field `protocols`
+    /// lists the protocols.
     Merged,
 }
 

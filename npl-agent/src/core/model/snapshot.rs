@@ -65,7 +65,7 @@ pub(in crate::core) struct Touched {
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// A Service with the port numbers on which kube-proxy serves it on every Node.
+/// A Service, and the port numbers on which kube-proxy serves the Service on every Node.
 #[derive(Debug)]
 struct NodePortService {
     uid: ServiceUid,
@@ -188,8 +188,8 @@ impl Snapshot {
     ///
     /// Two Pods have the same address only while the kubelet's status of one of them is outdated. If one of the two
     /// Pods is terminating, the Pod that is not terminating holds the address. Otherwise, the Pod with the newest claim
-    /// holds the address: the kubelet reports an address only after the CNI has assigned it, so the Pod of an older
-    /// claim has lost the address.
+    /// holds the address. The kubelet reports an address only after the CNI has assigned the address, so the Pod of an
+    /// older claim has lost the address.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let claims = self.by_ip.get(&ip)?.iter();
         let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
@@ -202,8 +202,8 @@ impl Snapshot {
     }
 
     /// Orders the address claims of the Pods in the first list, by the mappings that an earlier agent left in the
-    /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after it got
-    /// its address. Claims of events after the list are newer than all claims of the list.
+    /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after the Pod
+    /// got its address. Claims of events after the list are newer than all claims of the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };
@@ -424,7 +424,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// Those addresses of the Pod that no other Pod may have: none if the Pod has finished or is on the host network.
+/// Returns the addresses that only this Pod may have; no address if the Pod has finished or is on the host network.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)

@@ -10,7 +10,7 @@ use std::{
 
 use super::{Backend, Family};
 
-/// The maximum number of ranges that are enforced for one Service. Ranges in excess of this number allow no client.
+/// The maximum number of ranges that are enforced for one Service. The agent ignores further ranges of the list.
 pub const MAX_RANGES: usize = 256;
 /// The maximum number of characters of an unparsable list entry that a message shows; the rest of the entry is cut off.
 const SHOWN_CHARS: usize = 48;
@@ -118,8 +118,8 @@ pub enum Sources {
 }
 
 impl Sources {
-    /// Returns the sources that a mapping in the kernel allows. `ranges` are the ranges in the kernel's map; they count
-    /// only if the mapping's flag `is_restricted` is set.
+    /// Returns the sources that a mapping in the kernel allows. `ranges` are the ranges in the kernel's map; the ranges
+    /// count only if the mapping's flag `is_restricted` is set.
     pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }
@@ -129,7 +129,7 @@ impl Sources {
         matches!(self, Self::Only(_))
     }
 
-    /// The allowed ranges; none if every source is allowed.
+    /// The allowed ranges; no range if every source is allowed.
     pub fn ranges(&self) -> impl Iterator<Item = SourceRange> {
         let ranges = if let Self::Only(ranges) = self { Some(ranges) } else { None };
         ranges.into_iter().flatten().copied()
@@ -195,7 +195,7 @@ pub struct Unreadable {
 }
 
 impl AllowList {
-    /// The allow-list of a Service that has no annotation with allowed sources: it allows every source.
+    /// The allow-list of a Service that has no annotation with allowed sources: every source is allowed.
     pub const ABSENT: Self = Self { sources: Sources::Anyone, unreadable: None, beyond: 0 };
 
     /// Parses a comma-separated list of ranges. An error in the list allows no additional source: only ranges that the

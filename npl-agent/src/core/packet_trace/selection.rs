@@ -163,7 +163,8 @@ mod tests {
         PacketEnd { addr: words(ip), port: u32::from(port.unwrap_or_default()) | family, port_mask }
     }
 
-    /// Whether the programs record a packet. The implementation is the same as in `npl-ebpf/src/path/trace/record.rs`.
+    /// Whether the programs record a packet. Compares addresses and ports in the same way as
+    /// `npl-ebpf/src/path/trace/record.rs`, but does not compare the protocol.
     fn is_recorded(filter: &TraceFilter, before: &Packet, after: &Packet) -> bool {
         let ends: Vec<PacketEnd> = before.ends().into_iter().chain(after.ends()).map(end).collect();
         let has =

@@ -156,8 +156,9 @@ impl Step {
         }
     }
 
-    /// The packet before the program ran and, if the trace record contains it, after the program ran; `None` if the
-    /// record does not contain the complete IP header of the packet before the program ran.
+    /// The packet before the program ran, and the packet after the program ran if the trace record contains that
+    /// packet. Returns `None` if the record does not contain the complete IP header of the packet before the program
+    /// ran.
     pub fn packets(&self) -> Option<(Packet, Option<Packet>)> {
         Some((Packet::parse(&self.before)?, Packet::parse(&self.after)))
     }

@@ -79,9 +79,10 @@ pub struct DrainEnd {
 }
 
 /// Judges a request on a new connection. The request must be answered if it was sent during the drain, and must not be
-/// answered if it was sent after the drain. Returns `None` if the observation decides nothing, so that the test must
-/// send a further request: the request was answered but may have been sent before the latest end of the drain, or it
-/// was not answered and may have been sent before or after the earliest end.
+/// answered if it was sent after the drain. Returns `None` if the observation is inconclusive; the test must then send
+/// a further request. An answer is inconclusive if the request may have been sent before the latest end of the drain. A
+/// missing answer is inconclusive if the request may have been sent either before or after the earliest end of the
+/// drain.
 pub fn new_connection(observation: &Observation, sent: Sent, end: DrainEnd) -> Option<(Outcome, String)> {
     let Sent { started, observed } = sent;
     match observation {

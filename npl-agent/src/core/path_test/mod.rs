@@ -28,8 +28,8 @@ use super::{
 
 /// The length of the payload of a small request, in bytes.
 pub const SMALL: usize = 64;
-/// The length of the payload of a large datagram, in bytes: more than the usual MTU of 1500 bytes, but less than that
-/// of jumbo frames.
+/// The length of the payload of a large datagram, in bytes: more than the usual MTU of 1500 bytes, but less than the
+/// MTU of jumbo frames.
 pub const LARGE: usize = 8_000;
 
 /// An echo Pod of the test, with the facts by which the test judges the answers of the Pod.
@@ -49,7 +49,7 @@ pub struct Server {
     pub node_ips: BTreeSet<IpAddr>,
     /// The IP addresses of all network devices of the Node; empty if they are unknown.
     pub device_ips: BTreeSet<IpAddr>,
-    /// The Node's ranges of Pod addresses; empty if the Node object names none.
+    /// The Node's ranges of Pod addresses; empty if the Node object names no range.
     pub pod_ranges: BTreeSet<SourceRange>,
     /// The protocols that the Node's agent maps.
     pub protocols: BTreeSet<Protocol>,

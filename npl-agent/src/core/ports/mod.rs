@@ -26,17 +26,17 @@ pub(in crate::core) struct Owner {
 pub enum Phase {
     /// A Service requests the Pod port for which the node port is allocated.
     Active,
-    /// No Service requests the Pod port any more, or the Pod port has another node port. The mapping translates until
-    /// load balancers have had time to stop using the node port.
+    /// No Service requests the Pod port any more, or the Pod port has another node port. The mapping translates packets
+    /// until load balancers have had time to stop using the node port.
     Draining {
         /// The time at which the drain ends; `None` while an annotation may still name the node port.
         until: Option<Moment>,
     },
-    /// The node port cannot be allocated, because clients may still send packets to it. The mapping of the node port is
-    /// removed, or will be removed.
+    /// The node port cannot be allocated, because clients may still send packets to the node port. The mapping of the
+    /// node port is removed, or will be removed.
     Quarantined {
-        /// The time at which the node port becomes free; `None` while its mapping exists or an annotation may still
-        /// name it.
+        /// The time at which the node port becomes free; `None` while the mapping exists, or while an annotation may
+        /// still name the node port.
         until: Option<Moment>,
     },
 }
@@ -54,7 +54,7 @@ pub(in crate::core) struct Claim {
     pub(in crate::core) sources: Sources,
     /// Whether the node port was ever mapped for this claim, so that a client may know the node port.
     pub(in crate::core) was_mapped: bool,
-    /// The time at which this agent allocated the node port; `None` if an earlier agent allocated it.
+    /// The time at which this agent allocated the node port; `None` if an earlier agent allocated the node port.
     pub(in crate::core) allocated: Option<Moment>,
 }
 
@@ -124,11 +124,11 @@ pub struct PortUsage {
     /// Node ports that cannot be allocated yet, because clients may still send packets to them.
     pub quarantined: usize,
     /// Port numbers that can be allocated: no protocol or family has a claim to the number, the number is not
-    /// quarantined, and no other process uses it for this family and protocol.
+    /// quarantined, and no other process uses the number for this family and protocol.
     pub free: usize,
 }
 
-/// The claims of all node ports. A port number belongs to one Pod, whatever the protocol and family, because some load
+/// The claims of all node ports. A port number belongs to one Pod for all protocols and families, because some load
 /// balancers ignore the protocol of an annotation entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
@@ -144,7 +144,7 @@ pub(in crate::core) struct PortTable {
     /// of an annotation entry.
     recent_traffic: BTreeMap<NodePort, Moment>,
     /// Port numbers that were quarantined when this agent started, each with the end of the quarantine. Until then, the
-    /// search for a free number skips the number, because the agent does not know which Pod had it.
+    /// search for a free number skips the number, because the agent does not know which Pod had the number.
     quarantined: BTreeMap<NodePort, Moment>,
 }
 
@@ -178,8 +178,8 @@ impl PortTable {
         self.by_pod.get(uid).into_iter().flatten().copied().collect()
     }
 
-    /// The node ports that are claimed for one port of a Pod. There are several while the Pod port moves from one node
-    /// port to another.
+    /// The node ports that are claimed for one port of a Pod. A Pod port has several node ports while it moves from one
+    /// node port to another.
     pub(in crate::core) fn of_port(&self, uid: &PodUid, port: WantedPort) -> Vec<Frontend> {
         let claims = self.by_pod.get(uid).into_iter().flatten();
         claims.filter(|(claimed, _)| *claimed == port).map(|(_, frontend)| *frontend).collect()
@@ -245,8 +245,8 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the node port: the port is in the range, no other process uses it, it has no claim yet,
-    /// and no other Pod has a claim to its number for any protocol or family.
+    /// Whether a Pod may claim the node port: the port is in the range, no other process uses the port, the port has no
+    /// claim yet, and no other Pod has a claim to the port's number for any protocol or family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)
@@ -254,7 +254,7 @@ impl PortTable {
             && self.of_number(frontend.node_port).all(is_its)
     }
 
-    /// Whether the node port is allocated to this Pod port and may stay allocated to it.
+    /// Whether the node port is allocated to this Pod port and may stay allocated to this Pod port.
     pub(in crate::core) fn is_well_held(&self, frontend: Frontend, uid: &PodUid, port: WantedPort) -> bool {
         let owner = self.claims.get(&frontend).and_then(|claim| claim.owner.as_ref());
         let is_its = owner.is_some_and(|owner| owner.uid == *uid && owner.port == port);
@@ -282,9 +282,9 @@ impl PortTable {
         same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
     }
 
-    /// Returns a frontend with the first free number from the cursor on, and with the first of `protocols`. The number
-    /// is free for all of `protocols`, and `is_usable` returns true for the number. The search continues after the
-    /// number that was allocated last, so that a freed number is reused as late as possible.
+    /// Returns a frontend that consists of the first free number at or after the cursor and the first of `protocols`.
+    /// The number is free for all of `protocols`, and `is_usable` returns true for the number. The search continues
+    /// after the number that was allocated last, so that a freed number is reused as late as possible.
     ///
     /// If all free ports have received packets recently, returns the port whose traffic ended first: a client that
     /// sends to every port must not prevent Pods from getting node ports.
@@ -348,7 +348,7 @@ impl PortTable {
         self.taken.insert(frontend, until);
     }
 
-    /// Records that the agent could bind the node port, so no other process uses it.
+    /// Records that the agent could bind the node port, so no other process uses the port.
     pub(in crate::core) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
     }

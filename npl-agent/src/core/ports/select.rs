@@ -51,8 +51,8 @@ impl Exposure {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// The allowed sources of each requested port: the union over all Services that request the port. Also contains
-    /// ports that cannot be exposed at present, or whose mapping drains.
+    /// The allowed sources of each requested port: the union over all Services that request the port. The map also
+    /// contains ports that cannot be exposed at present, and ports whose mapping drains.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,
 }
@@ -199,9 +199,9 @@ impl Selector<'_> {
         }
     }
 
-    /// Returns the host port that leads to the Pod port without NPL, if there is one.
+    /// Returns the host port that leads to the Pod port without NPL; `None` if there is no such host port.
     ///
-    /// If the `hostPort` is bound to another address than the published one, the `hostPort` does not serve the
+    /// If the `hostPort` is bound to another address than the published address, the `hostPort` does not serve the
     /// published address, so the Pod port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         let node_ip = self.node_ips.get(&port.family).copied();

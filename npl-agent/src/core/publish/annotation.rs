@@ -98,7 +98,8 @@ pub fn encode(entries: &[Entry], style: impl Into<Style>) -> String {
     // come first.
     sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
     let wires = wires(&sorted, style.into());
-    // Serialization of integers and strings never fails. If it failed, an empty list would publish no wrong entry.
+    // Serialization of integers and strings never fails. If serialization failed, an empty list would publish no wrong
+    // entry.
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
 
@@ -170,7 +171,7 @@ pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
-    // The nesting depth needs no limit here, because the JSON parser has one.
+    // The nesting depth needs no limit here, because the JSON parser limits the depth.
     if text.len() > MAX_BYTES { None } else { serde_json::from_str(text).ok() }
 }
 
@@ -193,7 +194,8 @@ fn wires(entries: &[Entry], style: Style) -> Vec<Wire> {
     merged(entries, pairing).into_iter().map(wire).collect()
 }
 
-/// Returns the entries to write, each with all its protocols, in the order of their first occurrence.
+/// Returns the entries to write, each with its protocols, in the order of their first occurrence. With
+/// [`ProtocolPairing::Merged`], entries that differ only in the protocol become one entry.
 fn merged(entries: &[Entry], pairing: ProtocolPairing) -> Vec<(Entry, BTreeSet<Protocol>)> {
     let mut merged: Vec<(Entry, BTreeSet<Protocol>)> = Vec::new();
     for entry in entries {
@@ -243,8 +245,9 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// Returns the element's entries, one for each protocol. In old formats, an element without protocols means TCP.
-    /// An element without a family has the family of its node address; without a node address, it means IPv4.
+    /// Returns the element's entries, one for each protocol. In old formats, an element without protocols means TCP. An
+    /// element without a family has the family of its node address. An element without a family and a node address
+    /// means IPv4.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::PodKey;
 
-/// The Pods whose annotation may not reflect all changes yet, each with the time of the first change that it does not
-/// reflect. `T` is a time of the caller's clock.
+/// The Pods whose annotation may not reflect all changes yet, each with the time of the first change that the
+/// annotation does not reflect. `T` is a time of the caller's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublishDelays<T> {
     since: BTreeMap<PodKey, T>,

@@ -76,26 +76,27 @@ event_reasons! {
         "Choose a port outside `NPL_PORT_RANGE`.";
     AnnotationContested on Pod,
         "Another writer, which the Event names by its field manager, repeatedly replaces the annotation. The agent \
-         writes its own value with a delay that grows to a minute; meanwhile load balancers see the other value.",
+         writes its own value with a delay that grows to a minute; meanwhile load balancers read the other value.",
         "Let only one controller publish node ports: disable NodePortLocal in Antrea, or remove the other release of NPL.";
     UnsupportedProtocol on Service,
         "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \
          served.",
-        "Add the protocol to `NPL_PROTOCOLS`; add `sctp` only if the load balancer reads the protocol of an entry.";
+        "Add the protocol to `NPL_PROTOCOLS`; add `sctp` only if the load balancer reads the protocol of an annotation entry.";
     ProtocolsNotMerged on Service,
         "Services request several protocols of one Pod port, and each protocol has a separate node port. Load \
-         balancers that ignore the protocol of an entry, such as AKO and F5 CIS, have all of these node ports in the \
-         pool of each protocol.",
+         balancers that ignore the protocol of an annotation entry, such as AKO and F5 CIS, put all of these node ports \
+         into the pool of each protocol.",
         "Set `NPL_PROTOCOL_PAIRING=merged`, or ignore the Event if your load balancer evaluates the protocol.";
     UnsupportedFamily on Service,
         "The agent serves no IP family of the Service. The Service gets no node ports.",
         "Add IPv4 or IPv6 to `spec.ipFamilies`.";
     UnreadableSourceRange on Service,
-        "An entry of `allowed-source-ranges` is not an address or a CIDR range. The entry allows no client; the other \
-         entries apply.",
+        "An entry of `allowed-source-ranges` is not an address or a CIDR range. The agent ignores the entry and \
+         applies the others. If the list has no valid entry, packets of all clients are dropped.",
         "Write the entry as `192.0.2.0/24` or `2001:db8::/32`.";
     TooManySourceRanges on Service,
-        "`allowed-source-ranges` has more than 256 ranges. The ranges after the 256th allow no client.",
+        "`allowed-source-ranges` has more than 256 ranges. The agent ignores the ranges after the 256th: \
+         packets of clients that are only in these ranges are dropped.",
         "Merge ranges, or use several Services.";
     SourceRangesExhausted on Pod,
         "The Node's map of allowed sources is full. Packets of clients whose range is not in the map are \

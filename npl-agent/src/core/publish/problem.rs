@@ -69,7 +69,7 @@ pub enum Cause {
         /// The IP family without an address of the Node.
         family: Family,
     },
-    /// Another Pod has the same IP address, and gets the traffic to it.
+    /// Another Pod has the same IP address, and gets the traffic to this address.
     AddressConflict {
         /// The address that both Pods have.
         ip: IpAddr,
@@ -253,8 +253,9 @@ impl fmt::Display for Cause {
             }
             Self::TooManySources { beyond } => write!(
                 f,
-                "{beyond} entries of allowed-source-ranges allow no client, since only the first {MAX_RANGES} entries \
-                 are enforced: merge ranges or use several services"
+                "{beyond} entries of allowed-source-ranges are ignored, since only the first {MAX_RANGES} ranges are \
+                 enforced, so packets of clients that are only in the ignored entries are dropped: merge ranges or use \
+                 several services"
             ),
             Self::UnenforcedSources { node_port, protocol } => write!(
                 f,

@@ -114,7 +114,7 @@ impl Reports {
                 let delayed = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
                 let is_refresh = entry.reported.is_some_and(|at| entry.due == at.plus(REFRESH_MILLIS));
                 // A change of the text does not delay an Event that is already pending. Otherwise, a text that changes
-                // often would postpone the Event forever.
+                // often would prevent the Event.
                 let is_pending = entry.note.is_some() && !is_refresh;
                 if !is_pending {
                     entry.due = delayed;
@@ -140,7 +140,7 @@ impl Reports {
         Some(Report { subject: subject.clone(), reason, note: entry.note.clone()? })
     }
 
-    /// Records that an Event could not be sent, so that it is due again in a minute.
+    /// Records that an Event could not be sent, so that the Event is due again in a minute.
     pub fn record_failure(&mut self, report: &Report, now: Moment) {
         if let Some(entry) = self.entries.get_mut(&(report.subject.clone(), report.reason)) {
             entry.due = now.plus(QUIET_MILLIS);
@@ -157,7 +157,7 @@ pub struct Warnings {
 }
 
 impl Warnings {
-    /// Replaces the current problems, and returns those to log.
+    /// Replaces the current problems, and returns the problems to log.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
         self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
         let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());

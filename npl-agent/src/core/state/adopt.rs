@@ -32,7 +32,7 @@ impl PlannerState {
 }
 
 /// Returns the operations that reserve the ports of existing mappings while the agent waits for the API server, because
-/// the reservation of a thousand ports takes long.
+/// the reservation of a thousand ports takes a long time.
 pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
@@ -100,7 +100,7 @@ fn adopt_mappings(state: &mut PlannerState) {
     resolve_duplicates(state);
 }
 
-/// Returns the owner of a mapping: the Pod with the mapping's generation; if several Pods have this generation, the one
+/// Returns the owner of a mapping: the Pod with the mapping's generation; if several Pods have this generation, the Pod
 /// with the mapping's address.
 fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option<Owner> {
     let pod = candidates.iter().min_by_key(|pod| (!pod.ips.contains(&backend.pod_ip), &pod.uid))?;
@@ -109,9 +109,9 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// Keeps one mapping for each Pod port and drains the rest: a Pod port has several mappings if it was moving to a new
-/// node port when the earlier agent exited. Prefers a mapping that may keep its node port, then a mapping that the
-/// annotation names.
+/// Keeps one mapping for each Pod port and drains the rest. A Pod port has several mappings if the Pod port was moving
+/// to a new node port when the earlier agent exited. Prefers a mapping that may keep its node port, then a mapping that
+/// the annotation names.
 fn resolve_duplicates(state: &mut PlannerState) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

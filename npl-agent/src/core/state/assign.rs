@@ -116,8 +116,8 @@ impl Assignment<'_> {
     }
 
     /// Decides which claim a Pod port uses. Prefers a claim of this Pod port that may keep its node port: the active
-    /// claim, then a draining or quarantined claim. Otherwise allocates a node port; if none is free, the Pod port
-    /// keeps its present claim.
+    /// claim, then a draining or quarantined claim. Otherwise allocates a node port; if no node port is free, the Pod
+    /// port keeps its present claim.
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
@@ -135,7 +135,8 @@ impl Assignment<'_> {
         };
         let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
-            // The Pod port must move to another node port. Until one is free, the Pod port keeps its present node port.
+            // The Pod port must move to another node port. Until a node port is free, the Pod port keeps its present
+            // node port.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
@@ -252,7 +253,7 @@ impl Assignment<'_> {
         for frontend in rivals {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
                 // The claim's Pod has no address at present, so the claim gives up its number in favor of the
-                // `hostPort`. When the claim's Pod has an address, it gets another node port.
+                // `hostPort`. When the claim's Pod has an address again, that Pod gets another node port.
                 claim.drain();
                 self.touched.push(frontend);
             }

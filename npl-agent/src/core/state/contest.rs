@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The back-off if a writer other than the agent also writes a Pod's annotation. If the agent and that writer
-//! immediately reverted each other's value, they would load the API server, and load balancers would alternate between
-//! both values.
+//! immediately reverted each other's value, both writers would load the API server, and load balancers would alternate
+//! between both values.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ impl Contests {
 }
 
 impl PlannerState {
-    /// Records that, according to a watch event, another writer has replaced the right annotation of a Pod. An event
+    /// Records that, according to a watch event, another writer has replaced the correct annotation of a Pod. An event
     /// during a write of the agent does not count, because the event may show the value that the agent writes.
     pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {
         let Some(known) = self.snapshot.pod(&pod.key) else { return };

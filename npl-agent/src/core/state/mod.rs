@@ -3,7 +3,8 @@
 //!
 //! [`PlannerState::pass`] returns the next operations. The caller executes the operations and reports each result by
 //! [`PlannerState::record_done`] or [`PlannerState::record_failed`]. An operation is returned only after its
-//! precondition was observed. So the agent can stop after any operation, and no annotation names a missing mapping.
+//! precondition was observed. So if the agent stops after any operation, no annotation names a missing mapping
+//! (exceptions: invariant 4 in ARCHITECTURE.md).
 
 mod adopt;
 mod assign;
@@ -54,7 +55,7 @@ pub struct PlannerState {
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
     /// The Pods to which the next pass must assign node ports again.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
-    /// The Pods that lack a node port because none is free.
+    /// The Pods that lack a node port because no node port is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends whose allowed sources do not fit into the kernel's map.
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,
@@ -214,8 +215,8 @@ impl PlannerState {
         self.missing_prerequisites().is_empty()
     }
 
-    /// Plans the next operations. The caller executes them and calls this function again until the result contains no
-    /// operation.
+    /// Plans the next operations. The caller executes the operations and calls this function again until the result
+    /// contains no operation.
     pub fn pass(&mut self, now: Moment) -> Pass {
         if !self.is_ready() {
             return Pass { ops: adopt::reservations(self, now), next_deadline: None };
@@ -332,7 +333,7 @@ impl PlannerState {
         &self.dirty
     }
 
-    /// The published addresses of the Node; none until the agent knows an address from the Node object or from
+    /// The published addresses of the Node; no address until the agent knows an address from the Node object or from
     /// `--node-ip`.
     pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
         self.node_ips.values().copied()
@@ -351,7 +352,7 @@ impl PlannerState {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
 
-    /// Makes the next pass assign node ports to every Pod that lacks one.
+    /// Makes the next pass assign node ports to every Pod that lacks a node port.
     pub(in crate::core) fn retry_waiting_for_port(&mut self) {
         self.dirty.append(&mut self.waiting_for_port);
     }
@@ -387,8 +388,8 @@ impl PlannerState {
     }
 
     /// Takes the published addresses from the Node object. If the Node object has no addresses, the known addresses
-    /// stay, because they still belong to this machine. Empty annotations would remove all Pods of this Node from the
-    /// pools of load balancers.
+    /// stay, because these addresses still belong to this machine. Empty annotations would remove all Pods of this Node
+    /// from the pools of load balancers.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {

@@ -102,7 +102,7 @@ impl PlannerState {
         let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
-            // The node port was never mapped, so no client can know it.
+            // The node port was never mapped, so no client can know the node port.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
@@ -148,8 +148,8 @@ impl PlannerState {
         ops
     }
 
-    /// Sets a timer for a frontend whose phase has a deadline. A frontend without a deadline needs no timer: it is
-    /// examined again when the frontend or the annotation of its Pod changes.
+    /// Sets a timer for a frontend whose phase has a deadline. A frontend without a deadline needs no timer: the
+    /// planner examines the frontend again when the frontend or the annotation of its Pod changes.
     fn wait_for_timer(&mut self, frontend: Frontend, now: Moment) {
         match self.ports.get(frontend).map(|claim| claim.phase) {
             Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
@@ -181,8 +181,8 @@ impl PlannerState {
         let SourceDifference { missing, excess } = self.source_difference(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // The current mapping is unrestricted, so these sources have no effect on it. These sources would be
-            // allowed, however, if the frontend's mapping became restricted again.
+            // The current mapping is unrestricted, so these sources have no effect on the mapping. These sources would
+            // be allowed, however, if the frontend's mapping became restricted again.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {
@@ -235,7 +235,7 @@ impl PlannerState {
         SourceDifference { missing: &wanted - there, excess: there - &wanted }
     }
 
-    /// Whether packets of some allowed clients of the frontend are dropped at present.
+    /// Whether allowed sources of the frontend are missing from the kernel's map.
     pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
         !self.source_difference(frontend).missing.is_empty()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides the value of a Pod's annotation, the state of its readiness gate, and when the agent writes them.
+//! Decides the value of a Pod's annotation, the state of its readiness gate, and when the agent writes both.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(in crate::core) enum Write {
     InFlight,
     /// The write failed. The API server may have executed the write nevertheless, if only the answer was lost.
     Unconfirmed(PodWrite),
-    /// The API server does not have the Pod: the agent writes nothing to it until the watch reports the Pod again.
+    /// The API server does not have the Pod. The agent does not write to the Pod until the watch reports the Pod again.
     Gone,
 }
 
@@ -73,7 +73,7 @@ impl PlannerState {
     }
 
     /// Records the time at which a Pod began to need a write. Removes the recorded time if the Pod needs no write and
-    /// none is outstanding.
+    /// no write is outstanding.
     fn time_write(&mut self, key: &PodKey, needs_write: bool, now: Moment) {
         let Some(uid) = self.snapshot.pod(key).map(|pod| &pod.uid) else { return };
         if needs_write {
@@ -83,8 +83,8 @@ impl PlannerState {
         }
     }
 
-    /// Whether a watch event is only an echo of the agent's own write: the event shows nothing new to the agent, and no
-    /// write waits for the event as its confirmation.
+    /// Whether a watch event is only an echo of the agent's own write: the event reports no change, and no write waits
+    /// for the event as its confirmation.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
@@ -103,7 +103,8 @@ impl PlannerState {
     }
 
     /// Whether the agent will write the Pod's annotation without a further change of the cluster: the write, or an
-    /// operation that precedes it, is outstanding. The answer is no for a Pod that waits for a free node port.
+    /// operation that precedes it, is outstanding. A Pod that only waits for a free node port does not await
+    /// publication.
     pub fn awaits_publication(&self, key: &PodKey) -> bool {
         let Some(pod) = self.snapshot.pod(key) else { return false };
         let is_examined = !self.dirty.contains(key) && !self.unpublished.contains(key);
@@ -117,7 +118,7 @@ impl PlannerState {
     }
 
     /// Whether load balancers may read the frontend in the Pod's annotation: the annotation names the frontend, or a
-    /// write whose result is not known yet may add it.
+    /// write whose result is not known yet may add the frontend.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);

@@ -41,7 +41,7 @@ impl PlannerState {
             let text = if missing.is_empty() { "the first pass".to_owned() } else { missing.join(" and ") };
             left.insert(RetirementStep::Prerequisites, text);
         }
-        // The annotation of a terminating Pod need not be removed: it disappears with the Pod.
+        // The annotation of a terminating Pod need not be removed: the annotation disappears with the Pod.
         let is_published = |pod: &&Pod| pod.annotation.is_some() && !pod.is_terminating;
         let mut published = self.snapshot.pods().filter(is_published);
         if let Some(first) = published.next() {

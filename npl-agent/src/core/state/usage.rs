@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The allocated node ports and their number, for tables, logs and metrics.
+//! Lists and counts the allocated node ports, for tables, logs and metrics.
 
 use super::PlannerState;
 use crate::core::{

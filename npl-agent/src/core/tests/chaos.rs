@@ -130,8 +130,8 @@ impl Chaos {
     }
 
     /// Changes the kernel's maps as software other than the agent may do. If the range has the family of the frontend,
-    /// removes the range from the allowed sources, or adds the range if it is absent; otherwise toggles whether the
-    /// mapping is restricted.
+    /// removes the range from the allowed sources, or adds the range if the range is absent. Otherwise toggles whether
+    /// the mapping is restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();
@@ -155,7 +155,7 @@ impl Chaos {
         }
     }
 
-    /// Kills the agent and starts an agent again. In between, another process binds the port `stolen`, if given.
+    /// Kills the agent and starts a new agent. In between, another process binds the port `stolen`, if given.
     pub(super) fn restart(&mut self, stolen: Option<Frontend>) {
         while let Some(op) = self.in_flight.pop_front() {
             // The patches that the killed agent has sent may still reach the API server.
@@ -270,8 +270,8 @@ impl Chaos {
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
                 let room = self.world.room;
                 match self.world.state.retries.values().min().copied() {
-                    // A full map of allowed sources is enlarged, because ops that wait for space in it may otherwise
-                    // wait forever.
+                    // A full map of allowed sources is enlarged, because ops that wait for room in the map may
+                    // otherwise never succeed.
                     Some(_) if room < usize::MAX => self.world.room = usize::MAX,
                     Some(at) => self.world.now = at,
                     None => return self.assert_in_order(),

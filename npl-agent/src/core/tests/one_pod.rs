@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests that a node port number belongs to only one Pod. AKO and F5 CIS ignore the protocol of an annotation entry, so
-//! their TCP pools also contain the node ports of UDP entries. And load balancers keep sending to a withdrawn node port
-//! for some time.
+//! their TCP pools also contain the node ports of UDP entries. In addition, load balancers keep sending to a withdrawn
+//! node port for some time.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

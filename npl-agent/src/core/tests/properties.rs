@@ -268,8 +268,8 @@ pub(super) fn happen(chaos: &mut Chaos, event: Event) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// After every single op, whatever op failed before, every published mapping works. When ops no longer fail, the
-    /// state converges: no op is left.
+    /// After every op, every published mapping works, even if earlier ops failed. When ops no longer fail, the state
+    /// converges: no op is left.
     #[test]
     fn every_published_mapping_works(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -279,7 +279,8 @@ proptest! {
         chaos.settle();
     }
 
-    /// If nothing has changed while no agent ran, a restarted agent does nothing but bind its sockets.
+    /// If the cluster and the kernel do not change while no agent runs, a restarted agent only binds its sockets, and
+    /// may set the annotation of a terminating Pod to `[]`.
     #[test]
     fn a_restart_without_other_changes_only_binds_sockets(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -294,7 +295,7 @@ proptest! {
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
         let is_contested = problems.iter().any(|problem| matches!(problem.cause, Cause::NodePortConflict { .. }));
-        // A node port that is reserved for a Pod without an address is in no annotation, so the restarted agent may
+        // A node port that is reserved for a Pod without an address is in no annotation. So the restarted agent may
         // allocate the node port to another Pod, and does not know that a Service also has this node port.
         prop_assume!(!is_held_for_later || !(is_exhausted || is_contested));
         // If neither of two Pods with the same address has a mapping, the restarted agent cannot know which of them was
@@ -359,8 +360,8 @@ proptest! {
 }
 
 proptest! {
-    /// The readiness gate stays closed while the Pod is being deleted: a restarted agent must not open a gate that the
-    /// agent before the restart has left closed.
+    /// The agent does not open the readiness gate of a Pod that is being deleted. Otherwise, a restarted agent would
+    /// open a gate that the earlier agent has left closed.
     #[test]
     fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
         let mut chaos = start();

@@ -13,9 +13,10 @@ use crate::core::{
     ports::Phase,
 };
 
+/// Five minutes in milliseconds: longer than the drain and the quarantine together.
 const MINUTES: u64 = 300_000;
 
-/// Creates a cluster with a Pod whose first annotation is about to be written.
+/// Creates a cluster with a Pod whose first annotation is in flight to the API server.
 fn about_to_publish() -> Chaos {
     let mut world = with_service("61000-61003");
     world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));

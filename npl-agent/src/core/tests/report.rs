@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+//! Tests when problems are reported by Events, and when they are logged.
 
 use std::collections::BTreeMap;
 
@@ -179,7 +180,7 @@ fn the_agents_of_many_nodes_share_the_event_of_a_service() {
     }
     let most = per_second.values().copied().max().unwrap();
     let mean = NODES * REQUESTS / usize::try_from(SPREAD_MILLIS / 1_000).unwrap();
-    assert!(most < 2 * mean, "{most} requests in one second, {mean} in the mean");
+    assert!(most < 2 * mean, "{most} requests in one second, {mean} on average");
     let at_most = 4 * LIFETIME / FRESH_MILLIS;
     assert!((4..=at_most).contains(&(writes.len() as u64)), "{writes:?}");
     assert_eq!(writes.iter().filter(|at| **at < FRESH_MILLIS).count(), 1, "{writes:?}");

@@ -20,8 +20,7 @@ use crate::core::{
 /// Runs a scenario, inserts the ops that result from each line into the scenario's text, and compares the text with the
 /// expected text.
 ///
-/// Lines before `start` prepare the initial state. If a line ends in `&`, the agent runs no pass before the line that
-/// follows.
+/// Lines before `start` prepare the initial state. If a line ends in `&`, the agent runs no pass before the next line.
 #[track_caller]
 pub(super) fn check(story: &str, expect: &expect_test::Expect) {
     expect.assert_eq(&play(story));

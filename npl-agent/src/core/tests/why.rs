@@ -198,7 +198,8 @@ fn a_closed_gate_is_named() {
     let chains = why(&world, "pod/a/q").chains;
     let links = chains.iter().map(|chain| chain.first_broken().unwrap().link);
     assert_eq!(links.collect::<Vec<_>>(), [Link::ReadinessGate, Link::PortResolved]);
-    // The gate may be closed although every port is published, so the text names only the containers.
+    // The gate may stay closed although every port is published, so the text does not name unpublished ports as the
+    // cause.
     assert_eq!(
         chains[0].first_broken().unwrap().found,
         "closed, so the Pod is not ready; its containers are not ready either"

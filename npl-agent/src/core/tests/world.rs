@@ -50,8 +50,8 @@ pub(super) struct World {
     pub(super) stolen: BTreeSet<Frontend>,
     /// Node ports that receive packets although they have no mapping.
     pub(super) recent_traffic: BTreeSet<Frontend>,
-    /// The kernel's map of unmapped traffic: for each port, when its mapping was removed, or when it last received a
-    /// packet without a mapping.
+    /// The kernel's map of unmapped traffic: for each port, when the port's mapping was removed, or when the port last
+    /// received a packet without a mapping.
     pub(super) last_unmapped: BTreeMap<NodePort, Moment>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
@@ -399,7 +399,8 @@ impl World {
         self.pods.get(key).map(annotation::named_by).unwrap_or_default()
     }
 
-    /// Whether the Pod has, for every family that its annotation names, an address that no other running Pod has.
+    /// Whether the Pod has not finished, and has, for every family that its annotation names, an address that no other
+    /// unfinished Pod has.
     pub(super) fn is_reachable(&self, pod: &Pod) -> bool {
         let shares = |ip: &IpAddr| {
             self.pods.values().any(|other| !other.is_finished && other.key != pod.key && other.ips.contains(ip))
@@ -408,7 +409,8 @@ impl World {
         !pod.is_finished && !pod.ips.is_empty() && has_all && !pod.ips.iter().any(shares)
     }
 
-    /// Asserts that no annotation of a reachable Pod names a missing mapping.
+    /// Asserts that every node port in the annotation of a reachable Pod has a mapping to the Pod, or is the Pod's host
+    /// port.
     pub(super) fn assert_published_works(&self) {
         self.assert_published_works_but(&BTreeSet::new());
     }

@@ -109,7 +109,7 @@ pub struct TableFill {
 pub struct HealthFacts<'a> {
     /// Whether the datapath's maps are pinned.
     pub is_installed: bool,
-    /// Whether an agent holds the lock of the Node.
+    /// Whether an agent holds the lock of the BPF file system.
     pub is_agent_running: bool,
     /// The state that the agent reports, or the reason why the agent did not answer.
     pub agent: Result<&'a AgentView, &'a str>,
@@ -117,7 +117,7 @@ pub struct HealthFacts<'a> {
     pub attached_uplinks: usize,
     /// By device: the programs of other software that run ahead of NPL's programs.
     pub programs_ahead: &'a ProgramsAhead,
-    /// For each map, the number of elements in it, and the number for which it has room.
+    /// For each map, the number of elements in the map, and the number for which the map has room.
     pub tables: &'a [TableFill],
     /// The number of packets that the programs counted under each reason within the sampling interval; empty if no
     /// interval was requested.
@@ -155,7 +155,7 @@ fn of_presence(facts: &HealthFacts<'_>) -> Vec<HealthFinding> {
             pages::NOT_READY,
         )],
         (Err(_), false, false) => vec![unknown(
-            "NPL is not installed on this Node: no agent has run, or `npl-agent cleanup` has removed its state",
+            "NPL is not installed on this Node: no agent has run, or `npl-agent cleanup` has removed NPL's state",
             pages::NOT_READY,
         )],
         (Err(reason), true, _) => {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+//! Tests the findings about a Node, and the verdicts that result from the findings.
 
 use npl_common::reason::Reason;
 
@@ -32,7 +33,7 @@ fn healthy() -> AgentView {
     }
 }
 
-/// The fact that no program of other software runs ahead of NPL's programs.
+/// No program of other software runs ahead of NPL's programs.
 static NONE_AHEAD: ProgramsAhead = ProgramsAhead::new();
 
 fn facts(agent: &AgentView) -> HealthFacts<'_> {

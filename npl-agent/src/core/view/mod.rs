@@ -141,11 +141,11 @@ pub struct DeviceView {
 pub enum PortState {
     /// The node port is allocated to a Pod port, but the kernel has no mapping to this Pod port yet.
     Reserved,
-    /// The mapping translates; the Pod's annotation does not name the node port yet.
+    /// The mapping translates packets; the Pod's annotation does not name the node port yet.
     Live,
-    /// The mapping translates, and the Pod's annotation names the node port.
+    /// The mapping translates packets, and the Pod's annotation names the node port.
     Published,
-    /// The agent withdraws the node port from the annotation; the mapping translates until the drain ends.
+    /// The agent withdraws the node port from the annotation; the mapping translates packets until the drain ends.
     Draining,
     /// The mapping of the node port is removed, or will be removed next. The node port is not allocated to another Pod
     /// until the quarantine ends.
@@ -155,8 +155,8 @@ pub enum PortState {
 }
 
 impl PortState {
-    /// All states: first the states of an allocated node port, in the order in which the port has them, then that of a
-    /// host port.
+    /// All states: first the states of an allocated node port, in the order in which a node port has these states, then
+    /// the state of a host port.
     pub const ALL: [Self; 6] =
         [Self::Reserved, Self::Live, Self::Published, Self::Draining, Self::Quarantined, Self::HostPort];
 

@@ -114,7 +114,8 @@ pub enum Link {
     Device,
     /// Requests and replies of the mapping were translated.
     LastPacket,
-    /// Informs about packets of the Node that were not translated, by reason.
+    /// The numbers of packets of the Node that were not translated, by reason. This link only informs, and is never
+    /// broken.
     LastRefusal,
 }
 

@@ -75,9 +75,9 @@ fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     let enabled: Vec<&Service> = state.snapshot.services_in(&key.namespace).collect();
     if enabled.is_empty() {
         let text = format!(
-            "no Service in namespace {} is enabled: the annotation DOMAIN/enabled must be exactly \"true\", the type \
-             ClusterIP or LoadBalancer, the selector not empty, and the labels must match --service-selector if this \
-             flag is set",
+            "no Service in namespace {} is enabled: an enabled Service has the annotation DOMAIN/enabled with exactly the \
+             value \"true\", the type ClusterIP or LoadBalancer, a selector that is not empty, and labels that match \
+             --service-selector if this flag is set",
             key.namespace
         );
         return vec![LinkReport::broken(Link::Enabled, text, pages::NO_ANNOTATION)];
@@ -110,7 +110,7 @@ fn difference(service: &Service, pod: &Pod) -> String {
 
 fn address(state: &PlannerState, pod: &Pod) -> LinkReport {
     if pod.ips.is_empty() {
-        let text = "the Pod has no address yet: the container runtime or the CNI has not created its network";
+        let text = "the Pod has no address yet: the container runtime or the CNI has not created the Pod's network";
         return LinkReport::broken(Link::Address, text, pages::NO_ANNOTATION);
     }
     let on_node_network = pod.ips.iter().find_map(|ip| Some((*ip, state.on_node_network.get(ip)?.clone())));
@@ -212,7 +212,7 @@ impl PodFacts<'_> {
             }
             None => {
                 format!(
-                    "the kernel has no mapping of {frontend}: the agent writes the mapping; if this fails, the agent \
+                    "the kernel has no mapping of {frontend}: the agent writes the mapping; if the write fails, the agent \
                      tries again, and the agent's log contains the error"
                 )
             }
@@ -268,9 +268,9 @@ impl PodFacts<'_> {
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 
-    /// Returns a chain for each port of the Service that gets no node port for this Pod, because the agent does not
-    /// serve the protocol, the Pod has no port with the name of the target port, or the Pod or the Node has no address
-    /// of the IP family.
+    /// Returns a chain for each port of the Service that gets no node port for this Pod. The possible causes: the agent
+    /// does not serve the protocol; the Pod has no port with the name of the target port; or the Pod or the Node has no
+    /// address of the IP family.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The last two links of a chain: whether packets were translated, and why packets were not translated. These two links
-//! come from the kernel's counters, which the command `why` reads itself; the agent provides the links before them.
+//! come from the kernel's counters, which the command `why` reads itself; the agent provides the preceding links.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -18,8 +18,8 @@ pub struct Traffic<'a> {
     pub reasons: &'a [(Reason, u64)],
 }
 
-/// Appends the links about traffic. If a node port has no traffic, the link is not broken: perhaps no client has sent a
-/// packet yet.
+/// Appends the links about traffic. If a node port has no traffic, the link is not broken, because it is possible that
+/// no client has sent a packet yet.
 pub fn add_traffic(chain: &mut Chain, traffic: &Traffic<'_>) {
     let is_broken = chain.first_broken().is_some();
     if chain.frontend.is_none() || chain.links.last().is_some_and(|link| link.link != Link::Device) {

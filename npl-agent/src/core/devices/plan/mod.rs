@@ -5,7 +5,7 @@
 //!
 //! 1. No device translates requests unless it also translates replies. So the egress program is attached before the
 //!    ingress program, and detached after the ingress program. The XDP program in the driver translates requests before
-//!    TC, so it is detached first and attached last.
+//!    TC, so the XDP program is detached first and attached last.
 //! 2. All attach steps precede all detach steps of TC programs, so that a Pod or a client that moves to another device
 //!    is served without interruption.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests properties that hold after every step of a device plan, whatever programs were attached before and whichever
-//! steps fail.
+//! Tests properties that hold after every step of a device plan, for any programs that were attached before and for any
+//! steps that fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 

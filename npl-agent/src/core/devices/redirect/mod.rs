@@ -169,7 +169,7 @@ pub enum RedirectRefusal {
     /// The device has programs or filters of other software, which a redirect would bypass; or the device is a netkit
     /// device whose policy drops every packet that no program accepts.
     HasFilters,
-    /// The device belongs to Cilium, which forwards the packets of its Pods by its own programs.
+    /// The device belongs to Cilium, whose own programs forward the packets of its Pods.
     ForwardedByCilium,
     /// A policy engine filters packets in netfilter, which a redirect would bypass; or netfilter's rules cannot be
     /// read, so the Node may have a policy engine of this kind.
@@ -249,7 +249,7 @@ fn is_of_cilium(device: &Device) -> bool {
     device.name.starts_with("cilium_") || device.name.starts_with("lxc")
 }
 
-/// Whether a redirect at this uplink bypasses no program or filter of other software. This is also the case if the
+/// Whether a redirect at this uplink bypasses no program or filter of other software. The result is also true if the
 /// programs for the uplink redirect no packets.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);

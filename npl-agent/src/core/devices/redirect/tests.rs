@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests each reason for which packets to a Pod are not redirected. Each test compares a network to which the reason
-//! applies with a similar network to which the reason does not apply.
+//! Tests which Pods get a next hop, and the reasons for which packets to a Pod are not redirected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -179,8 +178,8 @@ fn uplinks_without_ethernet_and_of_vrfs_do_not_redirect() {
     assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), ProgramSet::Uplink);
 }
 
-/// Cilium forwards packets to its Pods by its own programs. Routes lead to the Pods through `lxc…` devices if Cilium
-/// uses endpoint routes; otherwise through `cilium_host`.
+/// Cilium's own programs forward packets to its Pods. Routes lead to the Pods through `lxc…` devices if Cilium uses
+/// endpoint routes; otherwise through `cilium_host`.
 #[test]
 fn the_stack_forwards_packets_of_pods_of_cilium() {
     let pod = "10.244.1.5".parse().unwrap();

@@ -135,8 +135,8 @@ pub struct ReplyRoutes {
     /// precedes the Pod's rule, and selects a table with a default route through an uplink.
     pub unmarked: BTreeSet<IpAddr>,
     /// Addresses of the Node with their own routing table, if that table has default routes through other uplinks than
-    /// the main table has. If the stack forwards a Pod's reply, the kernel routes the reply by the Pod's address, before
-    /// NPL changes the source to the Node's address, so the reply does not use the table of the Node's address.
+    /// the main table has. The kernel routes a forwarded reply by the Pod's address, before NPL changes the source to
+    /// the Node's address. So the reply does not use the table of the Node's address.
     pub misrouted_addresses: BTreeSet<IpAddr>,
 }
 
@@ -146,8 +146,8 @@ pub enum ReplyRouteProblem {
     /// There is no rule that matches a mark, precedes the Pods' rules, and selects a table with a default route through
     /// an uplink.
     NoMark,
-    /// A rule for a mark selects a table with a default route through an uplink, but nothing sets the mark on
-    /// connections.
+    /// A rule for a mark selects a table with a default route through an uplink, but the nftables guard does not set
+    /// the mark on connections.
     MarkNotSet,
     /// A rule selects a separate routing table for packets from an address of the Node, but replies of Pods are not
     /// routed by this table.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests through which uplinks replies leave with given policy routing rules. Comments show the rules in the format of
-//! `ip rule`.
+//! Tests through which uplinks replies leave with given policy routing rules.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
