@@ -31,7 +31,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_mins(1);
 const NAME: &str = "web.default:http";
 
-/// The number of names to which all xDS streams of a test may subscribe.
+/// The maximum number of names to which all xDS streams of a test may subscribe.
 const MOST_NAMES: usize = 1000;
 
 fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
@@ -163,7 +163,7 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
         stream.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         open.push(stream);
     }
-    // The last connection takes the place of the idle one.
+    // The last connection takes the place of the idle connection.
     let mut last = connect().await;
     let closed = timeout(PATIENCE, idle.read(&mut [0; 1])).await.expect("the idle connection is still open");
     assert!(!matches!(closed, Ok(1..)));
@@ -190,7 +190,8 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
     task.abort();
 }
 
-/// Otherwise, connections that are accepted at once could need more file descriptors than the limits allow.
+/// A closed connection keeps its file descriptor until its task has ended. If the feed did not wait for this end, many
+/// new connections at once could need more file descriptors than the limits allow.
 #[tokio::test]
 async fn a_closed_connection_has_ended_before_another_takes_its_room() {
     let mut open = NewestConnections::new(1);

@@ -28,10 +28,10 @@ const CAP_NET_ADMIN: i32 = 12;
 /// The number of `CAP_BPF` in `linux/capability.h`.
 const CAP_BPF: i32 = 39;
 
-/// Time limit of the start, which takes less than a second on an idle machine.
+/// The time limit of the agent's start, which takes less than a second on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where and how to run an agent.
+/// The options of an agent that a test starts.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The path of the `npl-agent` binary.
@@ -134,7 +134,7 @@ impl Agent {
         self.listen
     }
 
-    /// The options that the agent was started with.
+    /// The options with which the agent was started.
     pub fn options(&self) -> &Options {
         &self.options
     }

@@ -24,7 +24,7 @@ use super::model::{Node, Pod};
 pub enum LeftOut {
     /// The entry, or the whole annotation, does not have the documented format.
     Malformed,
-    /// The Pod is not scheduled, or its Node is not in the API server's list.
+    /// The Pod is not scheduled, or its Node is not in the API server's list of Nodes.
     UnknownNode,
     /// The address in the entry does not belong to the Pod's Node.
     ForeignAddress,
@@ -209,8 +209,8 @@ impl Claims {
         self.0.contains_key(target)
     }
 
-    /// If the Pod's claim to the target takes precedence, returns the Pod that would hold the target without this claim.
-    /// All further Pods with a claim are unaffected by the Pod.
+    /// If the Pod's claim to the target takes precedence, returns the Pod with the next claim, which would hold the
+    /// target without this Pod. Pods with later claims are not affected by a change of this Pod.
     pub fn displaced_by(&self, target: &Target, pod: &PodKey) -> Option<&PodKey> {
         match self.0.get(target).map(Vec::as_slice) {
             Some([first, second, ..]) if first.pod == *pod => Some(&second.pod),

@@ -126,8 +126,8 @@ pub struct Group {
     pub resource_versions: [Derived<Version>; 4],
 }
 
-/// A value that is computed at its first use, and kept as long as its owner. The value is derived from the owner, so
-/// comparisons of owners ignore it: all values are equal.
+/// A value that is computed at its first use, and kept as long as its owner exists. The value is derived from the
+/// owner, so comparisons of owners ignore it: all values are equal.
 #[derive(Debug, Clone)]
 pub struct Derived<T>(OnceLock<T>);
 

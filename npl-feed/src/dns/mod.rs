@@ -46,15 +46,15 @@ use crate::{
 
 /// The name of the DNS interface, as the value of the label `interface` in metrics.
 const INTERFACE: &str = "dns";
-/// The maximum size in bytes of a UDP answer. If an answer is larger, the client has to repeat the query by TCP. The
-/// size is the one that DNS software uses by default: it needs no IP fragments, and a query with a forged source address
-/// causes a small answer.
+/// The maximum size in bytes of a UDP answer. If an answer is larger, the client has to repeat the query by TCP. DNS
+/// software uses this size by default: an answer of this size is not fragmented, and a query with a forged source
+/// address causes only a small answer.
 const LARGEST_DATAGRAM: u16 = 1232;
 /// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
 /// Ensures that the warning about an answer above the size limit of DNS by TCP is logged only once.
 static WARNED: Once = Once::new();
-/// The maximum number of ports that are tried until one is free for UDP and TCP.
+/// The maximum number of attempts to find a port that is free for both UDP and TCP.
 const PORT_ATTEMPTS: usize = 100;
 
 /// The UDP socket and the TCP socket of the DNS server.

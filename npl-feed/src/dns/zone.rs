@@ -189,7 +189,8 @@ fn record(owner: Name, data: RData) -> Record {
 const HEADER_QUESTION_AND_OPT: usize = 12 + 4 + 11;
 
 /// Returns an upper bound of the encoded size in bytes of the record with this index in a message. hickory encodes the
-/// owner of the first SRV record in full, and the owners of the next ones as compression pointers of two bytes.
+/// owner of the first SRV record in full, and the owners of the following SRV records as compression pointers of two
+/// bytes.
 fn size(record: &Record, index: usize) -> usize {
     const POINTER: usize = 2;
     let is_compressed = (1..COMPRESSED_OWNERS).contains(&index) && matches!(record.data, RData::SRV(_));
@@ -199,7 +200,7 @@ fn size(record: &Record, index: usize) -> usize {
 /// The size in bytes of the fields that every record has: type, class, TTL and length of data.
 const FIXED: usize = 10;
 
-/// The number of names that hickory compresses in a message. The first of them is encoded in full.
+/// The number of names that hickory compresses in a message. The first of these names is encoded in full.
 const COMPRESSED_OWNERS: usize = 120;
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "only the sizes of these types are needed")]

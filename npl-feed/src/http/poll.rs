@@ -15,7 +15,7 @@ use super::{CONSUL_INDEX, Context, JSON, problem, view::View};
 use crate::core::snapshot::{Snapshot, Version};
 
 /// The value of the header `If-None-Match`, whose lines are joined; `None` if the request has no such header, or if the
-/// header is longer than [`LONGEST_ETAGS`]: no client has a reason to send that many versions. Only this header is
+/// header is longer than [`LONGEST_ETAGS`], because no client needs to send that many versions. Only this header is
 /// copied, so the other headers take no memory while the request waits.
 pub(super) struct Etags(Option<String>);
 
@@ -50,7 +50,7 @@ impl Etags {
     }
 }
 
-/// How long a long poll waits by default; Consul has the same default.
+/// The time for which a long poll waits by default; Consul has the same default.
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
@@ -61,7 +61,8 @@ struct Current {
 }
 
 impl Current {
-    /// An `ETag` names the representation: it also differs if the configuration or the release of the feed differs.
+    /// Derives the `ETag` from the representation: feeds with different configurations or releases have different
+    /// `ETag`s for equal members.
     fn new(context: &Context, version: Version) -> Self {
         let content = format!("{} {version}", context.representation);
         Self { version, etag: format!("\"{}\"", Version::of(content.as_bytes())) }

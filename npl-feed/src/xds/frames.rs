@@ -34,8 +34,8 @@ where
         Self { body, buffer: Vec::new(), memory }
     }
 
-    /// Waits for the next request; `None` if the client has ended its requests. No byte is lost if the caller drops the
-    /// future.
+    /// Waits for the next request; returns `None` if the client has ended its requests. No byte is lost if the caller
+    /// drops the future.
     ///
     /// # Errors
     ///

@@ -55,7 +55,7 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. The type `Cluster` is the first, because a client requests the endpoints only of clusters that it has
+    /// `Cluster`. This type is the first, because a client requests the endpoints only of clusters that the client has
     /// received.
     Cluster,
     /// `ClusterLoadAssignment`: the endpoints of a cluster.
@@ -92,8 +92,8 @@ impl Kind {
         }
     }
 
-    /// Returns whether a state-of-the-world response must contain all subscribed resources of the type: of some types,
-    /// the client removes resources that are not in the response.
+    /// Returns whether a state-of-the-world response must contain all subscribed resources of the type. For clusters
+    /// and listeners, the client removes resources that are not in the response.
     pub(super) const fn is_complete(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
     }
@@ -206,7 +206,7 @@ fn ads() -> ConfigSource {
     }
 }
 
-/// The maximum number of concurrent retries of one Envoy to a cluster, as many as Envoy's default maximum of concurrent
+/// The maximum number of concurrent retries of one Envoy to a cluster, equal to Envoy's default maximum of concurrent
 /// requests. With Envoy's default of three retries, more than three requests to a Pod that has just stopped could fail.
 const MOST_RETRIES: UInt32Value = UInt32Value { value: 1024 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that both variants of xDS share: state of the world and delta.
+//! The code that the two variants of xDS share: state of the world and delta.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,8 +58,8 @@ impl SubscribedNames {
     /// Returns the names whose resources may differ from the resources that the client has. `known` contains the names of
     /// these resources.
     ///
-    /// After a new snapshot, these are the names of the changed Services, so that the work for a client with thousands
-    /// of clusters depends on the number of changes.
+    /// After a new snapshot, only the names of the changed Services are returned, so that the work for a client with
+    /// thousands of clusters depends only on the number of changes.
     pub(super) fn affected<V>(
         &self,
         trigger: Trigger<'_>,
@@ -99,8 +99,8 @@ pub(super) trait Session: Default + Send + 'static {
     /// Returns the response with the changes since the last response of the type; `None` if there are none and the
     /// trigger demands no answer.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Option<Reply>;
-    /// Returns the number of names in memory: for each type, the subscribed names or the names of the resources that
-    /// the client has, whichever are more.
+    /// Returns the number of names in memory: the sum over all types, where each type counts its subscribed names or
+    /// the names of the resources that the client has, whichever are more.
     fn names(&self) -> usize;
 }
 

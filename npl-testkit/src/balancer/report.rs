@@ -11,7 +11,7 @@ use crate::echo::Protocol;
 /// The number of failures that are recorded in detail; further failures are only counted.
 const KEPT: usize = 20;
 
-/// Why a request failed.
+/// The kind of a request's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The Pod, or its Node, rejected the connection.

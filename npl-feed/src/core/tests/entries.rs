@@ -101,7 +101,8 @@ fn a_pod_has_a_bounded_number_of_entries() {
     assert_eq!(served(pod("a", "n1", &long)), (Vec::new(), vec![(LeftOut::Oversized, 1)]));
 }
 
-/// A user may write an annotation of 256 KiB, and labels and ports of a megabyte. The feed does not keep them.
+/// A user may write an annotation of 256 KiB, and labels and ports of a megabyte. The feed does not keep so large an
+/// annotation, label or list of ports.
 #[test]
 fn the_memory_of_a_pod_is_bounded() {
     let normal = pod("a", "n1", &annotation_with(MOST_ENTRIES));

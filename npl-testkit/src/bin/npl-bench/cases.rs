@@ -92,7 +92,7 @@ impl Workload {
     }
 }
 
-/// How packets get from the Node's uplink to the Pod.
+/// The way in which packets reach the Pod from the Node's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Sent to the Pod's address and routed without translation.
@@ -309,7 +309,8 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns the case whose network this case uses. All cases that share a network return the same case.
+    /// Returns the case that identifies this case's network: two cases share a network if this method returns the same
+    /// case for both.
     pub(crate) const fn network(self) -> Self {
         Self { workload: self.workload, mode: self.mode.network() }
     }

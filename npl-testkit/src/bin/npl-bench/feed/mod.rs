@@ -26,11 +26,11 @@ use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
 /// The time between two requests to the load balancer. The load balancer sends every second request to the new Pod, so
-/// a measured time is too long by at most two of these times and the durations of two requests.
+/// a measured time is too long by at most twice this time plus the duration of two requests.
 const PACE: Duration = Duration::from_millis(1);
 
-/// The number of successive answers by the other Pod after which the load balancer counts as having stopped using a
-/// deleted Pod.
+/// The number of successive answers by the other Pod after which the bench assumes that the load balancer no longer
+/// uses a deleted Pod.
 const QUIET: usize = 20;
 
 /// Two times in milliseconds, both from the patch that writes an annotation: until a client or the load balancer has
