@@ -106,7 +106,8 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Finds a group that another process created. That process may have created the group in fewer hierarchies.
+    /// Finds a group that another process created. That process may have created the group in only some of the
+    /// hierarchies.
     pub fn find(name: &str) -> Result<Self> {
         let mut hierarchies = Hierarchy::all()?;
         hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());

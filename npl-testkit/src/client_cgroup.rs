@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{cgroups, mounts, process};
 
-/// A cgroup below the cgroup of this process; removed when dropped.
+/// A cgroup below the cgroup of this process. Dropping this value removes the cgroup.
 #[derive(Debug)]
 pub struct ClientCgroup {
     path: PathBuf,

@@ -18,8 +18,8 @@ pub fn is_emulated() -> Result<bool> {
 /// that kind.
 ///
 /// # Errors
-/// If the device cannot be created although `is_required` is set or the machine is emulated: emulated kernels have
-/// every kind.
+/// Returns an error if the device cannot be created although `is_required` is set or the machine is emulated: emulated
+/// kernels have every kind.
 pub fn make_device(netns: &Netns, kind: &str, line: &str, is_required: bool) -> Result<bool> {
     let made = netns.ip(line);
     ensure!(made.is_ok() || !(is_required || is_emulated()?), "creating a {kind} device failed: {made:?}");

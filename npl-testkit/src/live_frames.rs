@@ -87,7 +87,7 @@ impl Stopwatch {
     }
 }
 
-/// How long the calling thread was runnable without running: the second field of `schedstat`.
+/// Returns the time for which the calling thread was runnable without running: the second field of `schedstat`.
 fn waited() -> Result<Duration> {
     let path = "/proc/thread-self/schedstat";
     let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;

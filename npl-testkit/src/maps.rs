@@ -41,7 +41,7 @@ const FRAME: [u8; 64] = [0; 64];
 ///
 /// # Errors
 ///
-/// If no map is pinned at `pin`, or if the map has an unsupported type.
+/// Returns an error if no map is pinned at `pin`, or if the map has an unsupported type.
 pub fn empty(pin: &Path) -> Result<()> {
     let map = MapData::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
     let info = map.info().context("read the map's properties")?;

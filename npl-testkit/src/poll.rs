@@ -25,8 +25,8 @@ pub fn patience() -> u32 {
 /// Polls `condition` until it returns a value. Returns the value and the elapsed time.
 ///
 /// # Errors
-/// If the condition does not hold within `limit`, or if a signal asks the process to end. The limit is extended by
-/// [`patience`], by a load above one per processor, and by late sleeps. The error contains `what`.
+/// Returns an error if the condition does not hold within `limit`, or if a signal asks the process to end. The limit is
+/// extended by [`patience`], by a load above one per processor, and by late sleeps. The error contains `what`.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
 }

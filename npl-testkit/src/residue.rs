@@ -130,7 +130,7 @@ impl Residue {
     /// Waits until all objects that are not in this list are gone.
     ///
     /// # Errors
-    /// If objects remain, with a list of them.
+    /// Returns an error if objects remain, with a list of them.
     pub fn assert_nothing_new(&self) -> Result<()> {
         wait_for_none(|| self.new_things())
     }
@@ -138,7 +138,7 @@ impl Residue {
     /// Waits until all objects of this list are gone.
     ///
     /// # Errors
-    /// If objects remain, with a list of them.
+    /// Returns an error if objects remain, with a list of them.
     pub fn assert_gone(&self) -> Result<()> {
         wait_for_none(|| Ok(Self::look()?.things.intersection(&self.things).cloned().collect()))
     }

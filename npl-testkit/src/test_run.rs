@@ -11,14 +11,14 @@ use crate::bpf;
 /// The number of the command `BPF_PROG_TEST_RUN` of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
-/// How a program is run.
+/// The options of a test run of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'c> {
     /// `BPF_F_TEST_*` flags.
     pub flags: u32,
     /// The number of consecutive runs; zero means one.
     pub repeat: u32,
-    /// Frames per batch, for runs with live frames.
+    /// The number of frames per batch, for runs with live frames.
     pub batch_size: u32,
     /// The context of an XDP program.
     pub context: Option<&'c XdpContext>,

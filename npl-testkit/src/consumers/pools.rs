@@ -53,10 +53,10 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Pools {
     consumer: Consumer,
-    /// How long a member stays in its pool after the member's removal from the annotation.
+    /// The time for which a member stays in its pool after the member's removal from the annotation.
     keeps_dead: Duration,
     ports: Vec<PoolPort>,
-    /// When each member is dropped; `None` while an annotation names the member.
+    /// By member: the time at which the member is dropped; `None` while an annotation names the member.
     members: BTreeMap<Member, Option<Duration>>,
 }
 

@@ -42,7 +42,7 @@ const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 /// The name of the directory of etcd's data.
 const ETCD_DIRECTORY: &str = "etcd";
 
-/// Time limit of a start, which takes 3 s on an idle machine with two cores.
+/// The time limit of a start, which takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The time limit for stopping the API server, which open watches delay.
@@ -80,7 +80,7 @@ pub struct ControlPlane {
     binaries: Binaries,
 }
 
-/// Which programs can reach the control plane.
+/// The programs that can reach the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// Only programs of this run, over the loopback device; there are no kubelets and controllers.
@@ -164,7 +164,8 @@ impl ControlPlane {
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
         // On a busy emulated processor, the start can exceed the API server's own limit of one minute, and the API
-        // server exits. In this case it is restarted, as a kubelet would do, and the second start takes less time.
+        // server exits. In this case, the API server is restarted, as a kubelet would do, and the second start takes
+        // less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {

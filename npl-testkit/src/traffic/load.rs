@@ -109,7 +109,7 @@ impl Load {
     ///
     /// # Errors
     ///
-    /// If neither a failure nor enough responses arrive within `limit`.
+    /// Returns an error if neither a failure nor enough responses arrive within `limit`.
     pub fn wait_for_answers(&self, more: u64, limit: Duration) -> Result<()> {
         let before = self.report().total();
         let enough = || {

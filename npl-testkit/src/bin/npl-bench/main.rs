@@ -45,7 +45,7 @@ use self::ratios::{RATIOS, Ratio};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
-/// Compares NPL with plain routing, iptables and nftables, and its agent with the API server's own speed.
+/// Compares NPL with plain routing, iptables and nftables, and NPL's agent with the API server's own speed.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
@@ -98,7 +98,7 @@ struct Effort {
     crowds: usize,
 }
 
-/// Threads that build test networks.
+/// The number of threads that build test networks.
 const BUILDERS: usize = 4;
 
 /// The number of rounds that use the same networks. Later rounds use new networks, because the memory layout of a
@@ -184,8 +184,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds the networks for these cases, numbered from `first`. Several are built in parallel, because most of the time
-/// is spent waiting for the kernel.
+/// Builds the networks for these cases, numbered from `first`. Several networks are built in parallel, because a build
+/// mostly waits for the kernel.
 fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Result<Vec<Testbed>> {
     eprintln!("bench: building {} test networks", networks.len());
     let one = |(number, cases): &(usize, &Vec<Case>)| {

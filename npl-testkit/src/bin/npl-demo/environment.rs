@@ -53,7 +53,7 @@ pub(crate) struct Environment {
     pub(crate) times: Times,
 }
 
-/// How long the parts took to become ready.
+/// The times that the parts needed to become ready.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) control_plane: Duration,

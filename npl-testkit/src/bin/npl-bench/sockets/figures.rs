@@ -20,7 +20,7 @@ pub(super) struct ModeFigures {
     /// The throughput of several connections together.
     pub(super) streams: Figure,
     /// The throughput of one connection to the Pod's own address, compared with the throughput of another connection to
-    /// this address. The ratio of both shows the measurement noise.
+    /// this address. The ratio of the two throughputs shows the measurement noise.
     pub(super) itself: Option<&'static Figure>,
 }
 
