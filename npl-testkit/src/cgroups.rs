@@ -25,7 +25,7 @@ pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 /// controllers to its children.
 const SYSTEM: &str = "system";
 
-/// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
+/// The time limit of a removal. A group stays busy for about 100 ms after its last process has exited.
 const REMOVED_WITHIN: Duration = Duration::from_mins(1);
 
 /// Mount options of cgroup v1 that are not controllers.

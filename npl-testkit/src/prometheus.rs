@@ -42,7 +42,7 @@ fn program(name: &str) -> Result<Command> {
     Ok(Command::new(PathBuf::from(folder).join(name)))
 }
 
-/// A running Prometheus, killed when dropped.
+/// A running Prometheus, which is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     netns: Netns,

@@ -19,8 +19,8 @@ use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGR
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
-/// How long to wait until objects are freed. The kernel frees programs and maps some time after the last reference to
-/// them is dropped.
+/// The time limit for the kernel to free objects. The kernel frees programs and maps some time after the last reference
+/// to them is dropped.
 const FREED_WITHIN: Duration = Duration::from_mins(1);
 
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
@@ -130,7 +130,7 @@ impl Residue {
     /// Waits until all objects that are not in this list are gone.
     ///
     /// # Errors
-    /// Returns an error if objects remain, with a list of them.
+    /// Returns an error that lists the remaining objects if any objects remain.
     pub fn assert_nothing_new(&self) -> Result<()> {
         wait_for_none(|| self.new_things())
     }
@@ -138,7 +138,7 @@ impl Residue {
     /// Waits until all objects of this list are gone.
     ///
     /// # Errors
-    /// Returns an error if objects remain, with a list of them.
+    /// Returns an error that lists the remaining objects if any objects remain.
     pub fn assert_gone(&self) -> Result<()> {
         wait_for_none(|| Ok(Self::look()?.things.intersection(&self.things).cloned().collect()))
     }

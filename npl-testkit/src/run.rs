@@ -107,7 +107,7 @@ impl Run {
         name_prefix(&self.id)
     }
 
-    /// Removes all objects that were created for the run; also called on drop.
+    /// Removes all objects that were created for the run. Dropping the run does the same.
     pub fn remove(&self) -> Result<()> {
         let _alone = only_remover()?;
         remove_run(&self.id)

@@ -68,7 +68,7 @@ struct Attributes {
 ///
 /// # Errors
 ///
-/// The error of the system call.
+/// Returns the error of the system call.
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::Result<i32> {
     let Options { flags, repeat, batch_size, context } = *options;
     let context_size = u32::try_from(context.map_or(0, size_of_val)).map_err(io::Error::other)?;

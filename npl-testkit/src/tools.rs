@@ -15,7 +15,7 @@ pub fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
 }
 
-/// Programs that tests with a real API server require in addition to those of the network tests.
+/// The programs that tests with a real API server require in addition to the programs of the network tests.
 pub const CLUSTER_TOOLS: &[&str] = &["kubectl"];
 
 /// Runs `command` and returns its standard output.

@@ -105,8 +105,7 @@ struct Binaries {
 impl ControlPlane {
     /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until both are ready.
     ///
-    /// There are no kubelets and controllers: tests write the updates of kubelets and controllers to the API server
-    /// themselves.
+    /// No kubelets or controllers run: tests write the updates of kubelets and controllers to the API server.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
         Self::start_with_flags(run, netns, &[])
     }

@@ -17,8 +17,8 @@ const UDP_HEADERS: usize = 14 + 20 + 8;
 /// fragments except the last one.
 const FRAGMENT_PAYLOAD: usize = 16;
 
-/// The content of an SCTP chunk. It is shorter than that of a real client's INIT, so that the packet fits into
-/// [`FRAME_BYTES`].
+/// The content of an SCTP chunk. The content is shorter than the content of a real client's INIT, so that the packet
+/// fits into [`FRAME_BYTES`].
 const CHUNK_CONTENT: [u8; 8] = [1; 8];
 
 /// A generated packet.
@@ -37,8 +37,8 @@ pub enum Segment {
     /// A TCP segment with the flags SYN and ACK.
     SynAck,
     /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets but the first: the
-    /// generator does not update the CRC, and it writes the UDP checksum's update to the same bytes of an SCTP packet,
-    /// which are half of the tag.
+    /// generator does not update the CRC, and writes the update of a UDP checksum to the bytes that contain half of the
+    /// tag in an SCTP packet.
     SctpInit,
     /// An SCTP packet with a DATA chunk. As in [`Self::SctpInit`], CRC and tag are wrong in all packets but the first.
     SctpData,

@@ -28,7 +28,7 @@ impl Packet {
     /// The bytes on the wire, or in a socket buffer if the checksum is [`Checksum::Partial`].
     ///
     /// # Panics
-    /// If a length does not fit its field, which is an error of the test.
+    /// Panics if a length does not fit its field, which is an error of the test.
     pub fn build(&self) -> Vec<u8> {
         let (protocol, transport) = self.transport.build(&self.ip);
         let mut bytes = self.ethernet.as_ref().map(|ethernet| ethernet.build(&self.ip)).unwrap_or_default();

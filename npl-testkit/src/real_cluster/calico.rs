@@ -48,7 +48,7 @@ pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// How packets between Pods of different Nodes are transported.
+/// The transport of packets between Pods of different Nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encapsulation {
     Vxlan,
