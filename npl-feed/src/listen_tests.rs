@@ -170,8 +170,8 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
     last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let refused = async {
         while get_root(address).await.ends_with("here") {
-            // The server had not read the last request yet, so it closed the connection of this request for the new
-            // connection. The test sends the request again.
+            // The server had not yet read the last request, so the server closed the connection of this request to make
+            // room for the new connection. The test sends the request again.
             last = connect().await;
             last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         }
@@ -379,8 +379,8 @@ async fn a_stream_waits_for_the_first_snapshot_and_pushes_each_change() {
     task.abort();
 }
 
-/// While a client reads nothing, the server keeps a bounded number of responses. When the client reads again, it gets
-/// the latest state.
+/// While a client reads nothing, the server keeps a bounded number of responses. When the client reads again, the
+/// client gets the latest state.
 #[tokio::test]
 async fn a_client_that_does_not_read_skips_versions() {
     const MEMBERS: u16 = 900;

@@ -100,7 +100,7 @@ impl Agent {
         ready.with_context(|| self.process.log_tail(15)).map(drop)
     }
 
-    /// Kills the agent with SIGKILL, so that it runs no cleanup.
+    /// Kills the agent with SIGKILL, so that the agent runs no cleanup.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.process.kill()
     }
@@ -110,7 +110,7 @@ impl Agent {
         self.process.terminate(grace)
     }
 
-    /// Starts the agent again and waits until it is ready. If the agent still runs, it is killed with SIGKILL first.
+    /// Starts the agent again and waits until it is ready. Kills an agent that still runs with SIGKILL first.
     pub fn restart(&mut self) -> Result<()> {
         if self.process.exit_status().is_none() {
             self.kill()?;
@@ -168,7 +168,7 @@ impl Options {
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let (code, output) = self.exit_code_and_output(arguments)?;
-        // `status` reports the health of the Node by exit codes 0 to 2, so none of them is a failure.
+        // `status` reports the health of the Node by exit codes 0 to 2, so none of these exit codes is a failure.
         let is_verdict = arguments.first() == Some(&"status") && (0..=2).contains(&code);
         if code != 0 && !is_verdict {
             bail!("`npl-agent {}` exited with {code}: {output}", arguments.join(" "));

@@ -82,7 +82,7 @@ fn wait<T>(
 
 /// Multiplies the time limit of a single blocking call, for example of a read from a socket, by [`patience`] and by the
 /// slowness of the machine before the call. Use [`until`] where a condition can be polled: `until` measures the
-/// slowness when the limit has passed, so it also takes load into account that begins during the wait.
+/// slowness when the limit has passed, so `until` also takes load into account that begins during the wait.
 pub fn extended(limit: Duration) -> Duration {
     multiplied(limit * patience(), slowness())
 }

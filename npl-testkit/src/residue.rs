@@ -26,7 +26,8 @@ const FREED_WITHIN: Duration = Duration::from_mins(1);
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
-/// The name prefixes of the programs and maps that test runs load: those of NPL, and those of Cilium on the Nodes.
+/// The name prefixes of the programs and maps that test runs load: the prefix of NPL, and the prefix of Cilium on the
+/// Nodes.
 const BPF_PREFIXES: [&str; 2] = [PREFIX, "cil"];
 
 /// The names of executables that runs start, truncated to 15 characters as the kernel does. `server` is etcd, whose
@@ -196,7 +197,7 @@ fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Whether the pin's file name is that of a program.
+/// Whether the pin's file name is the name of a program.
 fn is_program(pin: &Path) -> bool {
     let names = PROGRAMS.iter().chain(SLOW_PATH_PROGRAMS).chain(XDP_PROGRAMS).copied();
     let mut names = names.chain(SOCKET_PROGRAMS.iter().map(|program| program.name));

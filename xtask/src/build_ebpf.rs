@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.features.has_trace() { build_trace() } else { build() }.map(drop)
 }
 
-/// Builds every kernel object of npl-ebpf and returns the path of the one that the agent embeds.
+/// Builds every kernel object of npl-ebpf and returns the path of the object that the agent embeds.
 pub(crate) fn build() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();

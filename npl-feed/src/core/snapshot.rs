@@ -127,7 +127,7 @@ pub struct Group {
 }
 
 /// A value that is computed at its first use, and kept as long as its owner exists. The value is derived from the
-/// owner, so comparisons of owners ignore it: all values are equal.
+/// owner, so all values count as equal, and comparisons of owners ignore the value.
 #[derive(Debug, Clone)]
 pub struct Derived<T>(OnceLock<T>);
 
@@ -189,7 +189,8 @@ pub struct Snapshot {
     version_of_names: Version,
     /// The addresses and node ports of all members, sorted.
     addresses: Derived<Vec<(IpAddr, u16)>>,
-    /// The version of an earlier snapshot, and the Services whose groups differ from those of the earlier snapshot.
+    /// The version of an earlier snapshot, and the Services whose groups differ from the groups of the earlier
+    /// snapshot.
     changes: Derived<(Version, Arc<BTreeSet<ServiceKey>>)>,
 }
 

@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Any bytes by UDP, and any bytes by TCP in frames with right and wrong lengths, cause no panic in a task of the
-    /// server. After them, the server answers a valid query.
+    /// server. Afterwards, the server answers a valid query.
     #[test]
     fn random_datagrams_and_frames_do_not_disturb_the_server(
         queries in prop::collection::vec((any_query(), prop_oneof![3 => Just(None), 1 => any::<u16>().prop_map(Some)]), 1..20)

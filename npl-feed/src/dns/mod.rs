@@ -183,7 +183,7 @@ impl Handler {
     }
 
     /// Returns whether the allow list contains the client, and counts a refused client. The feed does not use hickory's
-    /// allow list, which admits all clients of an IP family for which it contains no range.
+    /// allow list, which admits all clients of an IP family if the list contains no range of this family.
     fn admits(&self, peer: SocketAddr) -> bool {
         let is_admitted = access::admits(&self.allowed, peer.ip());
         if !is_admitted {

@@ -102,7 +102,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Poll {
 }
 
 impl Poll {
-    /// Returns whether the request is for healthy members only. The values of booleans are those of Consul.
+    /// Returns whether the request is for healthy members only. The parameter has the same values as a boolean in
+    /// Consul.
     ///
     /// # Errors
     ///
@@ -186,7 +187,8 @@ fn respond(context: &Context, view: &View, current: &Current, snapshot: &Snapsho
         let body = context.cache.get(view, current.version, snapshot, &context.interfaces);
         ([(header::CONTENT_TYPE, JSON)], body).into_response()
     };
-    // Both answers have these headers, because a cache updates the headers of its stored answer with those of a 304.
+    // Both answers have these headers, because a cache updates the headers of its stored answer with the headers of a
+    // 304.
     let headers = response.headers_mut();
     headers.insert(header::ETAG, etag);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

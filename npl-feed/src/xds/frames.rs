@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the requests of a stream. tonic's decoder is not used, because it keeps a buffer with the size of the largest
-//! request until the stream ends.
+//! Reads the requests of a stream. tonic's decoder is not used, because this decoder keeps a buffer with the size of
+//! the largest request until the stream ends.
 
 use std::mem;
 

@@ -230,7 +230,8 @@ fn a_wildcard_gets_all_clusters_and_no_listener() {
     assert!(response.resources.is_empty());
 }
 
-/// The responses to many clients that do not read take little memory, because they share the encoded endpoints.
+/// The responses to many clients that do not read take little memory, because the responses share the encoded
+/// endpoints.
 #[test]
 fn clients_share_the_encoded_endpoints() {
     let snapshot = two_services().snapshot();

@@ -3,7 +3,8 @@
 //! requests to the node ports of ready, non-terminating Pods, and never retries a request.
 //!
 //! Requests are sent at a constant rate, round-robin over all members, each from a new socket. A response is correct
-//! only if it comes from the Pod whose annotation names the member and if that Pod observed this client's address.
+//! only if the Pod whose annotation names the member has sent the response, and if this Pod has observed the balancer's
+//! address.
 
 mod members;
 mod pool;

@@ -57,7 +57,7 @@ const NETWORK_PORT: u16 = 443;
 /// The ranges of Service addresses.
 pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 
-/// The address of the API server's Service, the first one of the range.
+/// The address of the API server's Service, the first address of the range.
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// etcd's data after a first start of the API server, for all later control planes of this process without kubelets.
@@ -123,7 +123,7 @@ impl ControlPlane {
         Self::launch(run, Some(netns), Reach::Network(address), accounts, &[], None)
     }
 
-    /// Starts a control plane once and returns the data that it wrote.
+    /// Starts a control plane once and returns etcd's data.
     fn make_template(run: &Run) -> Result<EtcdData> {
         let mut plane = Self::launch(run, None, Reach::Loopback, &[], &[], None)?;
         plane.kill_api_server()?;
@@ -267,7 +267,8 @@ impl ControlPlane {
         self.directory.join(AGENT_KUBECONFIG)
     }
 
-    /// Returns the agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
+    /// Returns the agent's kubeconfig with another loopback port, such as the port of a proxy in front of the API
+    /// server.
     pub fn agent_kubeconfig_by(&self, port: u16) -> Result<PathBuf> {
         let path = self.directory.join(format!("agent-{port}.kubeconfig"));
         if path.exists() {

@@ -188,7 +188,7 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
             if let Some(wanted) = wanted_length(request) {
                 line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
             }
-            // An error is ignored: for the client, it has the same effect as a lost response.
+            // An error is ignored, because for the client, an error has the same effect as a lost response.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The first frame of each kind of packet. The packet generator derives all further frames from the first one.
+//! The first frame of each kind of packet. The packet generator derives all further frames from the first frame.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use crate::echo::Protocol;
 use crate::packet::{Ethernet, Packet, sctp_chunks, tcp_flags};
 use crate::topology::Device;
 
-/// Bytes of the Ethernet, IPv4 and UDP headers.
+/// The size of the Ethernet, IPv4 and UDP headers together, in bytes.
 const UDP_HEADERS: usize = 14 + 20 + 8;
 
 /// The payload size of a first fragment. Payload and UDP header together are a multiple of eight bytes, as in all

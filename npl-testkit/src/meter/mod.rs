@@ -99,7 +99,7 @@ pub struct Arrival {
     pub source: Option<SocketAddrV4>,
 }
 
-/// Where packets enter the Node.
+/// The place at which packets enter the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Above the uplink's driver, so the packets bypass XDP programs in the driver.
@@ -121,7 +121,7 @@ pub enum Clients {
     One,
     /// The packets come from one address after another; each address uses this number of ports.
     InTurn {
-        /// Ports per address.
+        /// The number of ports per address.
         ports: u32,
     },
     /// Each packet has a random port and a random address among the 268 million that follow the address of the first
@@ -129,7 +129,7 @@ pub enum Clients {
     Random,
 }
 
-/// Packets that were sent, and the time for sending them.
+/// The number of packets that were sent, and the time for sending these packets.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     packets: u64,
@@ -157,7 +157,7 @@ impl Error for Lost {}
 
 impl Meter {
     /// Loads the generator and the counter. The counter consumes the packets: neither the Pod nor the client receives
-    /// them.
+    /// any.
     pub fn new(object: &Path, client: &Client, pod: &Pod, flows: &Flows) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
@@ -204,7 +204,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches an empty program after the programs on the uplink, or detaches it.
+    /// Attaches an empty program after the programs on the uplink, or detaches the empty program.
     pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
         if is_there == self.idle.is_some() {
             return Ok(());

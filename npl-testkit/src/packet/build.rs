@@ -11,7 +11,7 @@ pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 /// `EtherType` of IPv6.
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// The IP protocol number of ICMP; the next constants are those of other protocols.
+/// The IP protocol number of ICMP; the next constants are the numbers of other protocols.
 pub(super) const ICMP: u8 = 1;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;

@@ -46,7 +46,7 @@ pub struct Failure {
 /// The results of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Correct responses by Pod and protocol.
+    /// The number of correct responses by Pod and protocol.
     pub answered: BTreeMap<(String, Protocol), u64>,
     /// All failed requests.
     pub failures: Vec<Failure>,

@@ -67,7 +67,7 @@ pub(crate) fn pack_all(agent: &Path) -> Result<()> {
 
 fn pack_named(name: &str, agents: &[(Arch, PathBuf)]) -> Result<()> {
     pack_agent(name, build::AGENT, agents)?;
-    // The plug-in's manifest has one platform: that of this machine.
+    // The plug-in's manifest has one platform: the platform of this machine.
     if let Some((_, agent)) = agents.iter().find(|(arch, _)| arch.is_native()) {
         plugin::pack(agent)?;
     }

@@ -101,7 +101,7 @@ pub(crate) enum Mode {
     RoutingBesideOurs,
     /// Routed without translation on a Node with an empty program at NPL's hook.
     RoutingBesideIdle,
-    /// Routed without translation on a Node whose rules use kernel conntrack, as those of most CNI plug-ins do.
+    /// Routed without translation on a Node whose rules use kernel conntrack, like the rules of most CNI plug-ins.
     RoutingConntrack,
     /// Translated by iptables rules like Antrea's, one per mapping.
     Iptables(u16),
@@ -277,7 +277,7 @@ impl Mode {
         }
     }
 
-    /// How requests of this mode enter the Node.
+    /// The place at which requests of this mode enter the Node.
     const fn entry(self) -> Entry {
         match self {
             Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,
@@ -315,7 +315,7 @@ impl Case {
         Self { workload: self.workload, mode: self.mode.network() }
     }
 
-    /// Where packets enter the Node.
+    /// The place at which the packets of this case enter the Node.
     pub(crate) const fn entry(self) -> Entry {
         if matches!(self.workload, Workload::Replies) { Entry::PodUplink } else { self.mode.entry() }
     }

@@ -33,14 +33,14 @@ const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 1
 /// The number of ports per client address: ports 10 000 to 59 999.
 const PORTS_PER_CLIENT: u32 = 50_000;
 
-/// The random clients of a flood have addresses above this one.
+/// The random clients of a flood have addresses above this address.
 const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(16, 0, 0, 0)), 0);
 
 /// The maximum number of attempts for a sample that loses packets. Packets may be lost because the host of a virtual
 /// machine pauses the processor that drains a queue.
 const TRIES: u32 = 3;
 
-/// Packets that warm up caches before a measurement.
+/// The number of packets that warm up caches before a measurement.
 const WARM_UP: u64 = 20_000;
 
 /// The time limit of requests that open a flow.

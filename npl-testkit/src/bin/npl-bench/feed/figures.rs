@@ -29,7 +29,7 @@ const DNS_NGINX: Figure = figure("feed/dns-nginx", "ms", Feed, BY_DNS).beside(PA
 const DNS_CADDY: Figure = figure("feed/dns-caddy", "ms", Feed, BY_DNS).beside(PATCH_AND_EVENT);
 const HTTP_TRAEFIK: Figure = figure("feed/http-traefik", "ms", Feed, BY_POLL).beside(PATCH_AND_EVENT);
 
-/// How a load balancer receives changes.
+/// The way in which a load balancer receives changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receives {
     /// The feed sends each change.

@@ -37,7 +37,7 @@ const QUIET: usize = 20;
 /// received the change from the feed, and until the patch's event arrives on a watch.
 type Lag = (f64, f64);
 
-/// Measures those of `figures` that belong to this stage.
+/// Measures the elements of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     if !figures.iter().any(|figure| figure.stage == Stage::Feed) {
         return Ok(());

@@ -71,7 +71,8 @@ impl<'a> Fleet<'a> {
         cluster.apply_access(&manifest())?;
         Requests::count_from_now_on(cluster.client())?;
         cluster.create_namespace(NAMESPACE)?;
-        // The API server rejects Pods without this service account, and no controller creates it, so the bench does.
+        // The API server rejects Pods without this service account. No controller creates the account, so the bench
+        // creates it.
         let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
         cluster.client().create(&accounts, &json!({"metadata": {"name": "default"}}))?;
         let fleet = Self { run, nodes, cluster, kubeconfig };
