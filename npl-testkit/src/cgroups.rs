@@ -21,8 +21,8 @@ use crate::{mounts, poll};
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
 /// The group of a Node's own processes, like `system.slice` on a real Node. Without this group, each process would have
-/// as large a CPU share as all Pods together. Besides, cgroup v2 forbids processes in a group that delegates
-/// controllers to its children.
+/// as large a CPU share as all Pods together. Also, cgroup v2 forbids processes in a group that delegates controllers
+/// to its children.
 const SYSTEM: &str = "system";
 
 /// The time limit of a removal. A group stays busy for about 100 ms after its last process has exited.

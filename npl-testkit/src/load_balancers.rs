@@ -195,7 +195,7 @@ mod tests {
         counted.iter().flat_map(|part| part.lines()).filter(|line| !line.trim().is_empty()).count()
     }
 
-    /// The settings of load balancers that repeat requests or check members, as they begin in the configuration.
+    /// The texts by which the test recognizes settings that repeat requests or check members.
     const RETRIES: [&str; 9] = [
         "retry_policy:",
         "option redispatch",

@@ -87,8 +87,8 @@ pub fn extended(limit: Duration) -> Duration {
     multiplied(limit * patience(), slowness())
 }
 
-/// The time for which a measured slowness is valid. A test sends thousands of requests, and a measurement for each of
-/// them would delay the test.
+/// The time for which a measured slowness is valid. A test sends thousands of requests, and a measurement for each
+/// request would delay the test.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 
 /// Returns the slowness of the machine: the larger of the load per processor and the [`lateness`] of one sleep.

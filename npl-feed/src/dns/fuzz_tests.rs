@@ -45,7 +45,7 @@ fn valid_query() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A valid query in which some bytes are replaced, and which is possibly cut and continued with random bytes.
+/// A valid query with up to three replaced bytes. Some of these queries are cut and continued with random bytes.
 fn changed_query() -> impl Strategy<Value = Vec<u8>> {
     let replaced = prop::collection::vec((any::<Index>(), any::<u8>()), 0..4);
     let end = prop_oneof![2 => Just(None), 1 => (any::<Index>(), bytes(20)).prop_map(Some)];

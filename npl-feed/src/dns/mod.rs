@@ -141,7 +141,7 @@ struct Handler {
 
 impl Handler {
     /// Returns the answer to a query; `None` if the message is too short for the header of a DNS message, or is itself
-    /// an answer. The feed sends no answer to an answer, because two servers would then answer each other forever.
+    /// an answer. The feed sends no answer to an answer, because two servers would then answer each other without end.
     fn respond(&self, query: &[u8], peer: SocketAddr, protocol: Protocol) -> Option<Vec<u8>> {
         let Header { metadata, .. } = Header::read(&mut BinDecoder::new(query)).ok()?;
         if metadata.message_type == MessageType::Response {

@@ -175,8 +175,7 @@ async fn expect_described(description: &Value, response: &Value, answer: Respons
     expect_valid(description, &content["schema"], &value, request);
 }
 
-/// The schemas are closed, so this test also checks that answers contain nothing but addresses, ports, names and
-/// conditions.
+/// The schemas are closed, so this test also checks that answers contain only addresses, ports, names and conditions.
 #[tokio::test]
 async fn every_answer_conforms_to_the_openapi_description() {
     let description: Value = serde_json::from_str(OPENAPI).unwrap();

@@ -326,8 +326,8 @@ async fn a_request_with_too_many_names_ends_its_stream() {
     server.task.abort();
 }
 
-/// A delta client that connects again sends the versions of all its resources. The request is larger than the usual
-/// limit of gRPC servers for a few thousand names.
+/// A delta client that connects again sends the names and versions of all its resources. With 15 000 resources, the
+/// request has more than 1 MiB.
 #[tokio::test]
 async fn a_delta_client_with_many_resources_can_connect_again() {
     let server = Server::with_names(100_000);

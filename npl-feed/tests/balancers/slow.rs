@@ -75,8 +75,8 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
     Box::new(client.stream_aggregated_resources(requests).await.unwrap())
 }
 
-/// Reads one of the feed's counters. The metrics contain a counter only after its first event, so a missing counter is
-/// read as 0. `None` if the feed does not answer.
+/// Reads one of the feed's counters. The metrics contain a counter only after the counter's first event, so a missing
+/// counter is read as 0. `None` if the feed does not answer.
 pub(crate) fn read_count(counter: &str) -> Option<usize> {
     let (200, metrics) = api_server::get("/metrics")? else { return None };
     Some(metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok()).unwrap_or(0))

@@ -92,9 +92,9 @@ impl Pools {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// Returns the misdirected members. At the address of such a member, another Pod responds than the Pod whose
-    /// annotation named the member. Each member is returned with the name of the Pod that responds, which `answers`
-    /// finds by address and protocol.
+    /// Returns the misdirected members. At the address of a misdirected member, a Pod responds that is not the Pod
+    /// whose annotation named the member. Each member is returned with the name of the Pod that responds, which
+    /// `answers` finds by address and protocol.
     pub fn misdirected(
         &self,
         now: Duration,

@@ -102,7 +102,7 @@ impl Template {
                 Ok(None)
             }
             State::Wanted => {
-                // A few hundred kilobytes that are used until this process ends.
+                // The leak is harmless: the template has a few hundred kilobytes, and is used until this process ends.
                 let template: &'static EtcdData = Box::leak(Box::new(make()?));
                 *state = State::Made(template);
                 Ok(Some(template))

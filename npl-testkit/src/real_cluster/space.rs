@@ -31,7 +31,8 @@ const KINDS: [(&str, CloneFlags); 5] = [
     ("mnt", CloneFlags::CLONE_NEWNS),
 ];
 
-/// The first process of a Node. When it exits, the kernel kills the Node's other processes and removes its mounts.
+/// The first process of a Node. When this process exits, the kernel kills the Node's other processes and removes the
+/// Node's mounts.
 #[derive(Debug)]
 pub(super) struct Init {
     space: Space,

@@ -130,7 +130,7 @@ const NODE_PROGRAMS: [&str; 13] = [
 
 impl Suite<'_> {
     /// Runs the steps on emulated machines. The guests with one emulator thread run in parallel, the guests that take
-    /// longest first. The guest with a real cluster, which has two emulator threads, runs after them.
+    /// longest first. The guest with a real cluster, which has two emulator threads, runs after these guests.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
         let options = self.options;
         if options.filter().is_none() {

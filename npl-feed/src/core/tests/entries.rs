@@ -130,7 +130,8 @@ fn the_memory_of_a_pod_is_bounded() {
     }
 }
 
-/// A change of a Pod that claims the targets of many Pods visits only the Pods whose members it changes.
+/// The number of Pods that a change of one Pod visits does not depend on the number of Pods that claim the same
+/// targets.
 #[test]
 fn a_claim_that_many_pods_have_costs_no_more_than_one() {
     let visits = |others: i64| {

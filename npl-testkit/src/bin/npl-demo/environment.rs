@@ -96,7 +96,7 @@ impl Environment {
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &pod.ips())
     }
 
-    /// Removes a Pod: its processes, its network, its object.
+    /// Removes a Pod: its processes, its network and its object.
     pub(crate) fn remove_pod(&mut self, name: &str) -> Result<()> {
         drop(self.servers.remove(name));
         self.topology.remove_pod(name)?;
