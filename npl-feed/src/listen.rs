@@ -269,7 +269,7 @@ impl<T> NewestConnections<T> {
         }
     }
 
-    /// Starts the task of a connection. The caller makes room first.
+    /// Starts the task of a connection. The caller must have called [`Self::make_room`].
     pub(crate) fn spawn<R: Send + 'static>(&mut self, value: T, connection: impl Future<Output = R> + Send + 'static) {
         let task = tokio::spawn(async move { drop(connection.await) });
         self.tasks.push_back((task, value));

@@ -79,8 +79,8 @@ pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
 
-/// The maximum number of entries that the feed serves for one Pod. An agent writes one entry for each Pod port, protocol
-/// and IP family.
+/// The maximum number of entries that the feed serves for one Pod. An agent writes one entry for each Pod port,
+/// protocol and IP family.
 pub const MOST_ENTRIES: usize = 256;
 /// The maximum length in bytes of an annotation. The agent's longest entry has about 150 bytes.
 pub const LONGEST_ANNOTATION: usize = 160 * MOST_ENTRIES;

@@ -122,7 +122,8 @@ pub struct Group {
     pub version: Version,
     /// The encoded members, which all xDS clients share.
     pub encoded: Derived<Arc<[u8]>>,
-    /// By resource type: the versions of the xDS resources with the group's canonical name, which all xDS clients share.
+    /// By resource type: the versions of the xDS resources with the group's canonical name, which all xDS clients
+    /// share.
     pub resource_versions: [Derived<Version>; 4],
 }
 

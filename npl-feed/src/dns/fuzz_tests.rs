@@ -67,8 +67,8 @@ fn any_query() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Every message with the header of a query gets one answer with the same ID, which can be decoded and is not larger
-    /// than the client accepts.
+    /// Every message with the header of a query gets one answer with the same ID, which can be decoded and is not
+    /// larger than the client accepts.
     #[test]
     fn every_query_is_answered(queries in prop::collection::vec(any_query(), 1..20), count in 0..40_u16) {
         panics::run_without(async {

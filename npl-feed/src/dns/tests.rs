@@ -165,7 +165,8 @@ fn names_without_records_are_nodata_and_others_do_not_exist() {
     }
 }
 
-/// DNS compares only ASCII letters without regard to case. The lower case of U+212A (Kelvin sign) is the ASCII letter k.
+/// DNS compares only ASCII letters without regard to case. The lower case of U+212A (Kelvin sign) is the ASCII letter
+/// k.
 #[test]
 fn a_label_with_a_letter_outside_of_ascii_is_another_name() {
     let mut state = cluster(pods());

@@ -293,7 +293,8 @@ fn assignment(
 
 /// Returns the weight of a locality: the number of its ready members, so that each ready member gets the same share of
 /// requests. gRPC divides the requests by the weights of the localities, and only then ignores members that are not
-/// ready. A locality without ready members has no weight, because the weight 0 is invalid; gRPC ignores such a locality.
+/// ready. A locality without ready members has no weight, because the weight 0 is invalid; gRPC ignores such a
+/// locality.
 fn weight(endpoints: &[LbEndpoint]) -> Option<UInt32Value> {
     let ready = endpoints.iter().filter(|endpoint| endpoint.health_status() == HealthStatus::Healthy).count();
     (ready > 0).then(|| UInt32Value { value: u32::try_from(ready).unwrap_or(u32::MAX) })

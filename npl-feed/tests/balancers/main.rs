@@ -55,7 +55,8 @@ fn envoy_serves_all_requests() {
     serve_all_requests("envoy_serves_all_requests", &ENVOY, 1);
 }
 
-/// Envoy also reads the feed by the state-of-the-world variant of xDS, if only the `api_type` of the example is changed.
+/// Envoy also reads the feed by the state-of-the-world variant of xDS, if only the `api_type` of the example is
+/// changed.
 #[test]
 fn envoy_serves_all_requests_by_state_of_the_world() {
     let replacement = ("api_type: DELTA_GRPC", "api_type: GRPC");

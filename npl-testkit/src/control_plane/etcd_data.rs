@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Copies of etcd's data: backups, and the template from which control planes start. The first start of an API server
-//! with empty data writes several hundred objects, and takes twice as much processor time as a start with the data of an
-//! earlier start.
+//! with empty data writes several hundred objects, and takes twice as much processor time as a start with the data of
+//! an earlier start.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -30,7 +30,7 @@ pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// Opens the connection; only the first segment of each direction has this flag.
+    /// Opens the connection. Only the first segment of each direction has this flag.
     pub const SYN: u8 = 0x02;
     /// Rejects or aborts the connection.
     pub const RST: u8 = 0x04;

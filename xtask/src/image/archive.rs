@@ -38,7 +38,7 @@ pub(super) struct Image<'a> {
     pub(super) arguments: &'a [&'a str],
     /// The license expression for the code in the image.
     pub(super) licenses: &'a str,
-    /// The architectures of the image, with the path of the binary on this machine.
+    /// The architectures of the image, each with the path of its binary on this machine.
     pub(super) binaries: &'a [(Arch, PathBuf)],
 }
 

@@ -106,8 +106,8 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
             // At its end, `lag` deletes the Pod and waits until the load balancer no longer uses the Pod, so `lag`
-            // returns shortly after a query of the feed. The pauses distribute the writes of annotations over the query interval;
-            // without the pauses, every annotation would be written just after a query.
+            // returns shortly after a query of the feed. The pauses distribute the writes of annotations over the query
+            // interval; without the pauses, every annotation would be written just after a query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
         lags.push(lag(scene).with_context(|| process.log_tail(10))?);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures the round-trip time and the throughput of TCP connections that a client opens through a Node, with real
-//! sockets. Connections to a mapping are compared with connections to the Pod's own address, in alternating turns on one
-//! Node.
+//! sockets. Connections to a mapping are compared with connections to the Pod's own address, in alternating turns on
+//! one Node.
 
 mod conversation;
 mod figures;
