@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for conditions. Every wait polls a condition and has a deadline. On a slow machine, the deadline is later: if
-//! `NPL_PATIENCE` is set, if the load average or the number of runnable tasks exceeds the number of processors, or if
-//! the sleeps between two polls take longer than requested.
+//! Waits for conditions. Every wait polls a condition and has a deadline. The deadline is later on a slow machine. A
+//! machine counts as slow if `NPL_PATIENCE` is set, if the load average or the number of runnable tasks exceeds the
+//! number of processors, or if the sleeps between two polls take longer than requested.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};

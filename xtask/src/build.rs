@@ -25,8 +25,8 @@ pub(crate) const FEED: &str = "npl-feed";
 /// The compiler flags of static binaries.
 const STATIC: &str = "-C target-feature=+crt-static";
 
-/// Cargo settings of [`cargo_test`], which shorten the compilation of the three crates with the most tests: npl-agent
-/// and npl-feed are compiled without optimization, npl-testkit with `opt-level=1`, because npl-testkit creates and
+/// Cargo settings of [`cargo_test`], which shorten the compilation of the three crates with the most tests. npl-agent
+/// and npl-feed are compiled without optimization. npl-testkit is compiled with `opt-level=1`, because it creates and
 /// compares streams of bytes. The tests start the agent and the feed of the release build, which are optimized.
 const LITTLE_OPTIMIZATION: [&str; 6] = [
     "--config",

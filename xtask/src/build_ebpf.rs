@@ -22,7 +22,7 @@ pub(crate) struct Options {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Features {
     /// Features of the build. With `trace`, the kernel programs log the verdict on each packet that they translate,
-    /// drop or count under a reason, and the agent prints the logs; use such a build only to investigate a problem on
+    /// drop or count under a reason, and the agent prints the logs. Use such a build only to investigate a problem on
     /// one Node.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     features: Vec<Feature>,

@@ -14,10 +14,9 @@ use crate::{build, process};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
-    /// `up [--nodes 2] [--kube-proxy none|iptables|nftables] [--cni
-    /// bridge|flannel-vxlan|flannel-host-gw|calico-vxlan|calico-vxlan-nftables|calico-routes|
-    /// calico-routes-nftables|kube-router|cilium-vxlan|cilium-native]`, `down [--all]`, `status`, `kubectl …`, `exec
-    /// NODE …`.
+    /// `up [--nodes 2] [--kube-proxy none|iptables|nftables]
+    /// [--cni bridge|flannel-vxlan|flannel-host-gw|calico-vxlan|calico-vxlan-nftables|calico-routes|
+    /// calico-routes-nftables|kube-router|cilium-vxlan|cilium-native]`, `down [--all]`, `status`, `kubectl …`, `exec NODE …`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

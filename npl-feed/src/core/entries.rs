@@ -157,7 +157,7 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
 
 /// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
 /// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client. If
-/// both annotations were written by an agent, or both by other clients, the older Pod has the lower claim; of Pods of
+/// both annotations were written by an agent, or both by other clients, the older Pod has the lower claim. Of Pods of
 /// the same age, the Pod whose key (namespace and name) sorts first has the lower claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {

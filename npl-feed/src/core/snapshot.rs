@@ -48,8 +48,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// The maximum length in bytes of a name that consists of the names of a namespace and of a Service, with at most 63
-/// bytes each, the name of a port with at most 15, and two separators.
+/// The maximum length in bytes of a name that consists of a namespace, a Service, a port and two separators. The names
+/// of namespaces and Services have at most 63 bytes, and the names of ports have at most 15 bytes.
 pub const LONGEST_NAME: usize = 63 + 63 + 15 + 2;
 
 /// The key of a Service port: Service, number and protocol.

@@ -36,11 +36,12 @@ pub enum Segment {
     Null,
     /// A TCP segment with the flags SYN and ACK.
     SynAck,
-    /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets but the first: the
-    /// generator does not update the CRC, and writes the update of a UDP checksum to the bytes that contain half of the
-    /// tag in an SCTP packet.
+    /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets except the first.
+    /// The generator does not update the CRC. At the position of a UDP checksum, an SCTP packet has half of its tag,
+    /// which the generator overwrites.
     SctpInit,
-    /// An SCTP packet with a DATA chunk. As in [`Self::SctpInit`], CRC and tag are wrong in all packets but the first.
+    /// An SCTP packet with a DATA chunk. As in [`Self::SctpInit`], the CRC and the tag are wrong in all packets except
+    /// the first.
     SctpData,
     /// The first fragment of a UDP datagram whose other fragments never follow.
     FirstFragment,

@@ -59,8 +59,8 @@ pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
     /// Each processor has an emulator thread of its own. With this setting, a kernel that patches its own code
-    /// occasionally crashes: the emulator discards the translated code before it writes the patch, and between these
-    /// two steps, the other processor may translate the breakpoint that the patch replaces.
+    /// occasionally crashes. The emulator discards the translated code before it writes the patch. Between these two
+    /// steps, the other processor may translate the breakpoint that the patch replaces.
     Each,
 }
 

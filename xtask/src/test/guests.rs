@@ -27,10 +27,11 @@ pub(super) const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 /// and one with the capabilities of `npl-agent load`.
 pub(super) const LOADING_TESTS: &str = "every_program_loads";
 
-/// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, because
-/// the programs translate alike under all kernels that load them, and slow tests. Slow tests load all programs several
-/// times, which takes up to a minute each time on an emulated machine, or set up many networks. The left-out tests run
-/// only under this machine's kernel, and under the oldest of the kernels that the user names by `--kernels`.
+/// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, and slow
+/// tests. The results of tests on single packets are the same under all kernels that load the programs. Slow tests load
+/// all programs several times, which takes up to a minute each time on an emulated machine, or set up many networks.
+/// The left-out tests run only under this machine's kernel, and under the oldest of the kernels that the user names by
+/// `--kernels`.
 const LEFT_OUT: [&str; 44] = [
     "agent_reports_whether_loopback_is_supported",
     "allowed_client_is_served_and_another",
