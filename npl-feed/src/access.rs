@@ -53,8 +53,8 @@ pub enum AccessError {
     ClientCa(String),
 }
 
-/// The digest of a bearer token. The feed compares digests instead of tokens, so the duration of a comparison reveals
-/// nothing about the token.
+/// A bearer token, stored as a digest. The feed compares digests instead of tokens, so the duration of a comparison
+/// reveals nothing about the token.
 #[derive(Debug, Clone)]
 pub struct Token(Arc<Mutex<Followed>>);
 
@@ -67,8 +67,8 @@ struct Followed {
 }
 
 impl Token {
-    /// Reads the token from a file, without surrounding white space. If the last reading is older than the interval
-    /// when a request arrives, the feed reads the file again.
+    /// Reads the token from a file, without surrounding white space. If a request arrives when the last read is at
+    /// least `interval` ago, the feed reads the file again.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Token {
         followed.digest
     }
 
-    /// Passes a request with the valid token to the next handler, and refuses a request without it.
+    /// Passes a request with the valid token to the next handler, and refuses any other request.
     pub async fn check(State(token): State<Self>, request: Request, next: Next) -> Response {
         let sent = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         // The name of the scheme is not case-sensitive (RFC 9110, section 11.1).

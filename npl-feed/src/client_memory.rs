@@ -18,7 +18,7 @@ use crate::status::{ClientRefusal, Interface, Status};
 
 /// The maximum number of bytes of unread answers and incomplete requests, over all clients. Bytes that several answers
 /// share count once. If the newest answer or request alone is larger than this number, the limit is
-/// [`ANSWERS_WITHIN_LIMIT`] times its size.
+/// [`ANSWERS_WITHIN_LIMIT`] times the size of that answer or request.
 pub(crate) const LIMIT: usize = 24 * 1024 * 1024;
 /// The factor by which the limit exceeds the size of the newest answer or request, if that size alone exceeds
 /// [`LIMIT`].
@@ -29,7 +29,7 @@ pub(crate) const WINDOW: u32 = 65_535;
 /// The memory in bytes that each part of an answer takes besides its content.
 const PART: usize = 128;
 
-/// The memory that is occupied for clients. Clones share the same limit.
+/// Counts the memory that is occupied for clients. Clones share one count and one limit.
 #[derive(Clone, Default)]
 pub struct ClientMemory(Arc<Mutex<Table>>);
 
@@ -142,9 +142,9 @@ impl Table {
 
     /// Returns the cost and the reservations of each connection, in the order in which connections are closed. The cost
     /// of a reservation is the product of the bytes that no other reservation shares and the square of the time since
-    /// the reservation; the cost of a connection is the sum over its reservations. The connection with the largest cost
+    /// the reservation. The cost of a connection is the sum over its reservations. The connection with the largest cost
     /// is first. Clients that do not read large answers therefore lose their connections before clients that read soon
-    /// or have small answers. Of connections with the same cost, the one with the oldest reservation is first.
+    /// or have small answers. Of connections with the same cost, the connection with the oldest reservation is first.
     fn ranking(&self) -> Vec<(u128, Vec<u64>)> {
         let now = Instant::now();
         let mut by_connection: HashMap<u64, (u128, Vec<u64>)> = HashMap::new();
@@ -193,7 +193,8 @@ pub(crate) struct Connection {
 pub(crate) type Stream = Arc<()>;
 
 impl Connection {
-    /// Waits until the connection must be closed, because the client keeps memory occupied that others need.
+    /// Waits until the connection must be closed, because the client keeps memory occupied that the feed needs for
+    /// other clients.
     pub(crate) async fn closed(&self) {
         self.client.closed.notified().await;
     }

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The maximum numbers of connections. Each connection needs a file descriptor, so the numbers depend on the limit of
-//! open files (`RLIMIT_NOFILE`): idle connections to one interface cannot take the descriptors of the other interfaces.
+//! open files (`RLIMIT_NOFILE`). Each interface has its own maximum, so that idle connections to one interface do not
+//! take the descriptors of the other interfaces.
 
-/// The number of file descriptors that the feed needs besides those of the connections within the limits: log, timers,
-/// listening sockets, watches, token and TLS files, and one accepted connection of each interface above the interface's
-/// limit.
+/// The number of file descriptors that the feed needs in addition to the descriptors of the connections within the
+/// limits: log, timers, listening sockets, watches, token and TLS files, and one accepted connection of each interface
+/// above the interface's limit.
 const RESERVED: u64 = 64;
 
 /// The maximum number of connections of each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Connections from admitted clients to the HTTP interface. A further connection closes the oldest one, so that
-    /// waiting clients do not prevent the kubelet's probes.
+    /// Connections from admitted clients to the HTTP interface. If a further client connects, the feed closes the
+    /// oldest connection, so that waiting clients do not prevent the kubelet's probes.
     pub http: usize,
-    /// Connections from admitted clients to the xDS interface. A further connection closes the oldest connection
-    /// without a stream; if all connections have streams, the further connection itself is closed, so that open streams
-    /// continue.
+    /// Connections from admitted clients to the xDS interface. If a further client connects, the feed closes the oldest
+    /// connection without a stream. If all connections have streams, the feed closes the new connection, so that open
+    /// streams continue.
     pub xds: usize,
-    /// TCP connections to the DNS interface. A further connection closes the oldest one.
+    /// TCP connections to the DNS interface. If a further client connects, the feed closes the oldest connection.
     pub dns: usize,
-    /// Connections to the HTTP interface from clients outside the allow list, which can request only the probes. A
-    /// further connection closes the oldest one, so that idle connections do not prevent the kubelet's probes.
+    /// Connections to the HTTP interface from clients outside the allow list, which can request only the probes. If a
+    /// further client connects, the feed closes the oldest connection, so that idle connections do not prevent the
+    /// kubelet's probes.
     pub probes: usize,
 }
 
@@ -30,7 +32,7 @@ impl ConnectionLimits {
     /// most 16 MiB.
     pub const LARGEST: Self = Self { http: 1024, xds: 1024, dns: 256, probes: 64 };
 
-    /// The number of open files from which the limits are [`Self::LARGEST`].
+    /// The lowest limit of open files with which the connection limits are [`Self::LARGEST`].
     pub const OPEN_FILES: u64 = RESERVED + Self::LARGEST.sum();
 
     /// Computes the limits of a process that may open `limit` files. Below [`Self::OPEN_FILES`], all limits are reduced

@@ -194,8 +194,9 @@ impl Listener {
         }
     }
 
-    /// Serves the connection of an admitted client. Returns whether this connection or another one was closed, because
-    /// the interface has its maximum number of connections. An open xDS stream is not ended for a new connection.
+    /// Serves the connection of an admitted client. Returns whether this connection or another connection was closed
+    /// because the interface has its maximum number of connections. An open xDS stream is not ended for a new
+    /// connection.
     async fn spawn(&self, stream: TcpStream, router: &Router, open: &mut NewestConnections<Connection>) -> bool {
         let room = match self.interface {
             Interface::Http => open.make_room(|_any| true).await,
@@ -232,7 +233,8 @@ impl Listener {
     }
 }
 
-/// The tasks of connections with a value each, the oldest first.
+/// The tasks of connections, the oldest first, each with a value by which the caller decides whether the task may be
+/// ended.
 pub(crate) struct NewestConnections<T> {
     limit: usize,
     tasks: VecDeque<(JoinHandle<()>, T)>,
@@ -267,7 +269,7 @@ impl<T> NewestConnections<T> {
         }
     }
 
-    /// Starts the task of a connection. The caller makes room first.
+    /// Starts the task of a connection. The caller must have called [`Self::make_room`].
     pub(crate) fn spawn<R: Send + 'static>(&mut self, value: T, connection: impl Future<Output = R> + Send + 'static) {
         let task = tokio::spawn(async move { drop(connection.await) });
         self.tasks.push_back((task, value));
@@ -278,7 +280,7 @@ impl<T> NewestConnections<T> {
         let oldest = self.tasks.iter().position(|(task, value)| !task.is_finished() && may_close(value));
         let Some((task, _)) = oldest.and_then(|position| self.tasks.remove(position)) else { return false };
         task.abort();
-        // The connection has its file descriptor until the task has ended.
+        // The connection keeps its file descriptor until the task has ended.
         drop(task.await);
         true
     }

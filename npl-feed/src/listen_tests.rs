@@ -31,7 +31,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_mins(1);
 const NAME: &str = "web.default:http";
 
-/// The number of names to which all xDS streams of a test may subscribe.
+/// The maximum number of names to which all xDS streams of a test may subscribe.
 const MOST_NAMES: usize = 1000;
 
 fn listener(interface: Interface, allowed: Arc<[IpNet]>, status: &Arc<Status>) -> Listener {
@@ -163,15 +163,15 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
         stream.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         open.push(stream);
     }
-    // The last connection takes the place of the idle one.
+    // The last connection takes the place of the idle connection.
     let mut last = connect().await;
     let closed = timeout(PATIENCE, idle.read(&mut [0; 1])).await.expect("the idle connection is still open");
     assert!(!matches!(closed, Ok(1..)));
     last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
     let refused = async {
         while get_root(address).await.ends_with("here") {
-            // The server had not read the last request yet, so it closed the connection of this request for the new
-            // connection. The test sends the request again.
+            // The server had not yet read the last request, so the server closed the connection of this request to make
+            // room for the new connection. The test sends the request again.
             last = connect().await;
             last.write_all(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
         }
@@ -190,7 +190,8 @@ async fn a_new_connection_to_xds_closes_the_oldest_one_without_a_stream() {
     task.abort();
 }
 
-/// Otherwise, connections that are accepted at once could need more file descriptors than the limits allow.
+/// A closed connection keeps its file descriptor until its task has ended. If the feed did not wait for this end, many
+/// new connections at once could need more file descriptors than the limits allow.
 #[tokio::test]
 async fn a_closed_connection_has_ended_before_another_takes_its_room() {
     let mut open = NewestConnections::new(1);
@@ -378,8 +379,8 @@ async fn a_stream_waits_for_the_first_snapshot_and_pushes_each_change() {
     task.abort();
 }
 
-/// While a client reads nothing, the server keeps a bounded number of responses. When the client reads again, it gets
-/// the latest state.
+/// While a client reads nothing, the server keeps a bounded number of responses. When the client reads again, the
+/// client gets the latest state.
 #[tokio::test]
 async fn a_client_that_does_not_read_skips_versions() {
     const MEMBERS: u16 = 900;

@@ -20,7 +20,8 @@ use npl_feed::{config::Config, connection_limits::ConnectionLimits, run};
 /// The exit code after a usage error; clap uses the same exit code.
 const USAGE: u8 = 2;
 
-/// The usual soft limit of open files of container runtimes.
+/// The soft limit of open files that container runtimes usually set. The feed assumes this value if it cannot raise the
+/// limit.
 const SOFT_LIMIT: u64 = 1024;
 
 /// The default log filter. The filter hides the log lines of kube, which would log every failed request, although the

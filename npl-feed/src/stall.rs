@@ -17,8 +17,9 @@ use tokio::{
 /// The longest time for which a TCP connection may accept no data while the feed has data for the client.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// A TCP connection on which a write fails if the connection accepts no data for [`LIMIT`]. With TLS, this value must
-/// be below the TLS layer: a TLS stream may report that a write waits although it has made progress.
+/// A TCP connection on which a write fails if the connection accepts no data for [`LIMIT`]. With TLS, this stream must
+/// be below the TLS stream, because a TLS stream may report that a write waits although the TCP connection has made
+/// progress.
 #[derive(Debug)]
 pub(crate) struct StallLimit<S> {
     stream: S,

@@ -72,14 +72,14 @@ impl Interface {
     }
 }
 
-/// Why a client was refused, or its connection or stream was ended.
+/// The reason why the feed has refused a client, or has ended the client's connection or stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientRefusal {
     /// `--allow` does not contain the client's address.
     Allow,
     /// The interface has its maximum number of connections.
     Connections,
-    /// Too many requests wait: a long poll was answered at once.
+    /// The maximum number of long polls wait, so a further long poll was answered at once.
     Requests,
     /// Too many xDS streams are open.
     Streams,
@@ -158,15 +158,19 @@ impl Status {
         registry.register("watch_errors", "Failed lists and watches, by resource and kind", self.watch_errors.clone());
         registry.register(
             "watch_failing",
-            "1 while the last list or watch of a resource has failed: the feed serves the last known state",
+            "1 while the last list or watch of a resource has failed and the feed serves the last known state; otherwise 0",
             self.watch_failing.clone(),
         );
         registry.register(
             "left_out_entries",
-            "Entries of annotations that are not served now, by reason",
+            "Annotation entries that the feed currently does not serve, by reason",
             self.left_out.clone(),
         );
-        registry.register("snapshots", "Snapshots published, each with different content", self.snapshots.clone());
+        registry.register(
+            "snapshots",
+            "Snapshots published; each differs from the previous snapshot",
+            self.snapshots.clone(),
+        );
         registry.register("service_ports", "Service ports in the snapshot", self.groups.clone());
         registry.register("members", "Members in the snapshot", self.members.clone());
         registry.register("dns_answers", "DNS queries answered, by response code", self.dns.clone());
@@ -227,8 +231,8 @@ impl Status {
         self.dns.get_or_create(&AnswerLabels { answer }).inc();
     }
 
-    /// Creates the counter of DNS answers with a response code, whose increase an alert computes. Prometheus sees no
-    /// increase in the first sample of a series, so the series has to exist before the first answer.
+    /// Creates the counter of DNS answers with a response code, because an alert computes the increase of this counter.
+    /// Prometheus sees no increase in the first sample of a series, so the series has to exist before the first answer.
     pub fn create_dns_counter(&self, answer: &'static str) {
         drop(self.dns.get_or_create(&AnswerLabels { answer }));
     }
@@ -258,7 +262,7 @@ impl Status {
         self.xds_names.set(gauge(names));
     }
 
-    /// Counts a client that an interface has refused, or a connection or stream that it has ended.
+    /// Counts a client that an interface has refused, or a connection or stream that the interface has ended.
     pub fn count_refused(&self, interface: &'static str, reason: ClientRefusal) {
         self.refused.get_or_create(&RefusalLabels { interface, reason: reason.as_str() }).inc();
     }
@@ -341,7 +345,7 @@ mod tests {
     #[test]
     fn alerts_and_dashboard_name_metrics_that_exist() {
         let status = Status::default();
-        // A family without series has no line in the text.
+        // A metric family without series has no line in the text.
         status.count_dns("noerror");
         status.count_http("2xx");
         status.count_xds("cds", "ack");

@@ -28,10 +28,10 @@ const CAP_NET_ADMIN: i32 = 12;
 /// The number of `CAP_BPF` in `linux/capability.h`.
 const CAP_BPF: i32 = 39;
 
-/// Time limit of the start, which takes less than a second on an idle machine.
+/// The time limit of the agent's start, which takes less than a second on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where and how to run an agent.
+/// The options of an agent that a test starts.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The path of the `npl-agent` binary.
@@ -100,7 +100,7 @@ impl Agent {
         ready.with_context(|| self.process.log_tail(15)).map(drop)
     }
 
-    /// Kills the agent with SIGKILL, so that it runs no cleanup.
+    /// Kills the agent with SIGKILL, so that the agent runs no cleanup.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.process.kill()
     }
@@ -110,7 +110,7 @@ impl Agent {
         self.process.terminate(grace)
     }
 
-    /// Starts the agent again and waits until it is ready. If the agent still runs, it is killed with SIGKILL first.
+    /// Starts the agent again and waits until it is ready. Kills an agent that still runs with SIGKILL first.
     pub fn restart(&mut self) -> Result<()> {
         if self.process.exit_status().is_none() {
             self.kill()?;
@@ -134,7 +134,7 @@ impl Agent {
         self.listen
     }
 
-    /// The options that the agent was started with.
+    /// The options with which the agent was started.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -168,7 +168,7 @@ impl Options {
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let (code, output) = self.exit_code_and_output(arguments)?;
-        // `status` reports the health of the Node by exit codes 0 to 2, so none of them is a failure.
+        // `status` reports the health of the Node by exit codes 0 to 2, so none of these exit codes is a failure.
         let is_verdict = arguments.first() == Some(&"status") && (0..=2).contains(&code);
         if code != 0 && !is_verdict {
             bail!("`npl-agent {}` exited with {code}: {output}", arguments.join(" "));

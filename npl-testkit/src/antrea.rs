@@ -41,7 +41,7 @@ pub struct Mapping {
     pub pod_port: u16,
 }
 
-/// The running agent. Dropping this value stops the agent: the kernel closes its sockets, and the rules and annotations
+/// The running agent. Dropping this value stops the agent: its sockets are closed, and its rules and annotations
 /// remain.
 #[derive(Debug)]
 pub struct Antrea {
@@ -60,7 +60,7 @@ impl Antrea {
     /// Starts the agent: opens a socket for each mapping, and replaces the rules of an earlier agent.
     ///
     /// # Errors
-    /// If a port is in use by another process, or if `iptables` fails.
+    /// Returns an error if a port is in use by another process, or if `iptables` fails.
     pub fn start(node: &Netns, mappings: &[Mapping]) -> Result<Self> {
         let reserve = || mappings.iter().map(reserve).collect::<Result<Vec<_>>>();
         let sockets = node.run(reserve)??;
@@ -111,7 +111,7 @@ pub fn annotation(format: Format, node_ip: IpAddr, mappings: &[Mapping]) -> Stri
 /// Removes the rules of all mappings, as an operator does after the migration from Antrea to NPL.
 ///
 /// # Errors
-/// If `iptables` fails.
+/// Returns an error if `iptables` fails.
 pub fn flush(node: &Netns) -> Result<()> {
     iptables(node, &["-F", CHAIN]).map(drop)
 }
@@ -120,7 +120,7 @@ pub fn flush(node: &Netns) -> Result<()> {
 /// of each connection.
 ///
 /// # Errors
-/// If `iptables` fails, or a counter cannot be parsed.
+/// Returns an error if `iptables` fails, or if a counter cannot be parsed.
 pub fn translated(node: &Netns) -> Result<u64> {
     let shown = iptables(node, &["-v", "-n", "-x", "-L", CHAIN])?;
     let rules = shown.lines().filter(|line| line.contains("DNAT"));

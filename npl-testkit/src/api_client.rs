@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A small, untyped client of the API server. Tests measure latencies with this client, so it reuses connections.
+//! A small, untyped client of the API server. Tests measure latencies with this client, so the client reuses
+//! connections.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;

@@ -21,11 +21,11 @@ use crate::{mounts, poll};
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
 /// The group of a Node's own processes, like `system.slice` on a real Node. Without this group, each process would have
-/// as large a CPU share as all Pods together. Besides, cgroup v2 forbids processes in a group that delegates
-/// controllers to its children.
+/// as large a CPU share as all Pods together. Also, cgroup v2 forbids processes in a group that delegates controllers
+/// to its children.
 const SYSTEM: &str = "system";
 
-/// Time limit of a removal: a group stays busy for about 100 ms after its last process has exited.
+/// The time limit of a removal. A group stays busy for about 100 ms after its last process has exited.
 const REMOVED_WITHIN: Duration = Duration::from_mins(1);
 
 /// Mount options of cgroup v1 that are not controllers.
@@ -106,7 +106,8 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// Finds a group that another process created. That process may have created the group in fewer hierarchies.
+    /// Finds a group that another process created. That process may have created the group in only some of the
+    /// hierarchies.
     pub fn find(name: &str) -> Result<Self> {
         let mut hierarchies = Hierarchy::all()?;
         hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());

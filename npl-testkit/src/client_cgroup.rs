@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{cgroups, mounts, process};
 
-/// A cgroup below the cgroup of this process; removed when dropped.
+/// A cgroup below the cgroup of this process. Dropping this value removes the cgroup.
 #[derive(Debug)]
 pub struct ClientCgroup {
     path: PathBuf,
@@ -56,7 +56,7 @@ impl Drop for ClientCgroup {
 
 /// Deletes the cgroups below the cgroup of this process whose names begin with `prefix`.
 pub(crate) fn delete_all(prefix: &str) -> Result<()> {
-    // Without a cgroup v2 hierarchy, no run can have created a cgroup, so there is none to delete.
+    // Without a cgroup v2 hierarchy, no run can have created a cgroup, so there is no cgroup to delete.
     let Ok(own) = own() else { return Ok(()) };
     for entry in fs::read_dir(&own).with_context(|| format!("list {}", own.display()))?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {

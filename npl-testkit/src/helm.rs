@@ -17,7 +17,7 @@ pub fn chart() -> PathBuf {
 /// Returns a command that runs Helm.
 ///
 /// # Errors
-/// If `NPL_HELM_DIR`, which `cargo xtask test` sets, is unset.
+/// Returns an error if `NPL_HELM_DIR`, which `cargo xtask test` sets, is unset.
 pub fn command() -> Result<Command> {
     let folder = env::var_os("NPL_HELM_DIR")
         .context("NPL_HELM_DIR is unset: run the tests by `cargo xtask test`, which builds Helm")?;
@@ -27,7 +27,7 @@ pub fn command() -> Result<Command> {
 /// Returns the output of `helm template` for the chart in the namespace `npl-system`, with further arguments.
 ///
 /// # Errors
-/// If Helm refuses the values; the error contains Helm's message.
+/// Returns an error if Helm refuses the values; the error contains Helm's message.
 pub fn template(arguments: &[&str]) -> Result<String> {
     let mut helm = command()?;
     helm.args(["template", "npl"]).arg(chart()).args(["--namespace", "npl-system"]).args(arguments);

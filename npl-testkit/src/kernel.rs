@@ -18,14 +18,13 @@ pub fn is_emulated() -> Result<bool> {
 /// that kind.
 ///
 /// # Errors
-/// If the device cannot be created although `is_required` is set or the machine is emulated: emulated kernels have
-/// every kind.
+/// Returns an error if the device cannot be created although `is_required` is set or the machine is emulated: emulated
+/// kernels have every kind.
 pub fn make_device(netns: &Netns, kind: &str, line: &str, is_required: bool) -> Result<bool> {
     let made = netns.ip(line);
     ensure!(made.is_ok() || !(is_required || is_emulated()?), "creating a {kind} device failed: {made:?}");
     if made.is_err() {
-        // The test harness captures the output of macros and hides it for passing tests, so the note is written to the
-        // stream directly.
+        // The test harness hides the output of macros for passing tests, so the note is written to the stream directly.
         let said = format!("this kernel was built without {kind} devices: their tests are skipped\n");
         io::stderr().write_all(said.as_bytes()).context("report the skipped tests")?;
     }

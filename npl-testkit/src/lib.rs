@@ -3,7 +3,7 @@
 //! server. This crate is never released. Its library does not depend on the agent; only the benchmark and some tests
 //! use the agent's code.
 //!
-//! A [`run::Run`] owns all objects that a test creates outside its process, and removes them when dropped:
+//! A [`run::Run`] owns all objects that a test creates outside its process. Dropping the run removes these objects:
 //!
 //! ```no_run
 //! use npl_testkit::{echo::EchoServer, run::Run, topology::{self, Topology}, traffic};

@@ -17,14 +17,14 @@ use crate::test_run::{self, Options, XdpContext};
 const LIVE_FRAMES: u32 = 1 << 1;
 /// The first kernel that supports live frames.
 pub const SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
-/// Frames per batch: as many as a driver processes in one NAPI poll.
+/// The number of frames per batch: as many as a driver processes in one NAPI poll.
 const BATCH: u32 = 64;
 /// The lowest real-time priority. Threads with this priority preempt builds that run at the same time, but not the
 /// kernel's own real-time threads.
 const PRIORITY: libc::c_int = 1;
 
-/// Runs `program` on `repeat` copies of `frame`, as if a device of the calling thread's network namespace received
-/// them.
+/// Runs `program` on `repeat` copies of `frame`, as if a device of the calling thread's network namespace received the
+/// copies.
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: u32) -> Result<()> {
     let data_end = u32::try_from(frame.len()).context("the frame is too long")?;
     let context = XdpContext { data_end, ingress_ifindex, ..XdpContext::default() };
@@ -65,9 +65,10 @@ fn set_priority() -> io::Result<()> {
 
 /// Measures the elapsed time without the time for which the calling thread waited for a processor.
 ///
-/// A thread waits for a processor while it is runnable and another process runs. The kernel reserves 5 % of each second
-/// for processes without real-time priority; if included, this time would distort long samples, but not short ones. The
-/// stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the thread's CPU time.
+/// A thread waits for a processor while the thread is runnable and another process runs. The kernel reserves 5 % of
+/// each second for processes without real-time priority; if included, this time would distort long samples, but not
+/// short ones. The stopwatch includes the softirq work for the thread's packets, which some kernels exclude from the
+/// thread's CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,
@@ -87,7 +88,7 @@ impl Stopwatch {
     }
 }
 
-/// How long the calling thread was runnable without running: the second field of `schedstat`.
+/// Returns the time for which the calling thread was runnable without running: the second field of `schedstat`.
 fn waited() -> Result<Duration> {
     let path = "/proc/thread-self/schedstat";
     let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;

@@ -85,7 +85,7 @@ impl LoadBalancer {
     ///
     /// # Errors
     ///
-    /// If the environment variable `NPL_BALANCERS_DIR` is unset.
+    /// Returns an error if the environment variable `NPL_BALANCERS_DIR` is unset.
     pub fn program(&self) -> Result<PathBuf> {
         Ok(programs()?.join(self.name))
     }
@@ -95,7 +95,7 @@ impl LoadBalancer {
     ///
     /// # Errors
     ///
-    /// If the configuration cannot be written, or the program cannot be started.
+    /// Returns an error if the configuration cannot be written, or the program cannot be started.
     pub fn start(&self, run: &Run, netns: &Netns, replacements: &[(&str, &str)]) -> Result<Process> {
         let folder = run.file(&format!("balancer-{}", self.name));
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
@@ -109,7 +109,7 @@ impl LoadBalancer {
     ///
     /// # Errors
     ///
-    /// If the page does not contain the configuration, or a file cannot be written.
+    /// Returns an error if the page does not contain the configuration, or a file cannot be written.
     pub fn configure(&self, command: &mut Command, folder: &Path, replacements: &[(&str, &str)]) -> Result<()> {
         for file in self.files {
             let text = replacements.iter().fold(example(file)?, |text, (from, to)| text.replace(from, to));
@@ -125,7 +125,7 @@ impl LoadBalancer {
 ///
 /// # Errors
 ///
-/// If no Pod has answered.
+/// Returns an error if no Pod has answered.
 pub fn ask(balancer: SocketAddr) -> Result<Answer> {
     let mut stream = traffic::open_tcp(balancer, PATIENCE)?;
     stream
@@ -136,7 +136,7 @@ pub fn ask(balancer: SocketAddr) -> Result<Answer> {
     let status = text.lines().next().unwrap_or_default();
     ensure!(status.starts_with("HTTP/1.1 200"), "the load balancer answered `{status}`");
     // Take the text from the first to the last brace: the answer is one JSON object, and chunked transfer encoding adds
-    // lines before and after it.
+    // lines before and after the object.
     let object = text.find('{').zip(text.rfind('}')).and_then(|(from, to)| text.get(from..=to));
     serde_json::from_str(object.context("the answer contains no JSON object")?).context("parse the answer")
 }
@@ -152,14 +152,14 @@ fn programs() -> Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// If the page cannot be read or has no such example.
+/// Returns an error if the page cannot be read or has no such example.
 pub fn example(file: &str) -> Result<String> {
     let page = tools::repository_file(PAGE);
     let page = fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
     block(&page, file).map(str::to_owned).with_context(|| format!("{PAGE} has no code block {file}"))
 }
 
-/// Returns the code block with this file name. The file name stands after the language in the first line of the block.
+/// Returns the code block with this file name. The file name follows the language in the first line of the block.
 fn block<'a>(page: &'a str, name: &str) -> Option<&'a str> {
     let marker = format!(" {name}\n");
     let blocks = page.split("```").skip(1).step_by(2);
@@ -195,7 +195,7 @@ mod tests {
         counted.iter().flat_map(|part| part.lines()).filter(|line| !line.trim().is_empty()).count()
     }
 
-    /// The settings of load balancers that repeat requests or check members, as they begin in the configuration.
+    /// The texts by which the test recognizes settings that repeat requests or check members.
     const RETRIES: [&str; 9] = [
         "retry_policy:",
         "option redispatch",
@@ -208,7 +208,7 @@ mod tests {
         "middlewares: {retry:",
     ];
 
-    /// The lines outside of the counted ones that contain settings of [`RETRIES`].
+    /// Returns the lines that contain settings of [`RETRIES`] and that [`lines_of_the_feed`] does not count.
     fn uncounted_retries(text: &str) -> Vec<&str> {
         if !text.contains("# npl-feed: begin") {
             return Vec::new();

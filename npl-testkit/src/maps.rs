@@ -41,7 +41,7 @@ const FRAME: [u8; 64] = [0; 64];
 ///
 /// # Errors
 ///
-/// If no map is pinned at `pin`, or if the map has an unsupported type.
+/// Returns an error if no map is pinned at `pin`, or if the map has an unsupported type.
 pub fn empty(pin: &Path) -> Result<()> {
     let map = MapData::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
     let info = map.info().context("read the map's properties")?;
@@ -61,8 +61,9 @@ pub fn empty(pin: &Path) -> Result<()> {
     emptied.with_context(|| format!("empty {}", pin.display()))
 }
 
-/// Removes all elements. Before an element is removed, the key of its successor is read: for a removed key, the kernel
-/// would search for the successor from the first bucket on, which takes quadratic time for a large table.
+/// Removes all elements. The key of an element's successor is read before the element is removed. For a removed key,
+/// the kernel would return the first key of the table, and search all empty buckets before this key, which takes
+/// quadratic time for a large table.
 fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let map = map.cast_unsigned();
     let (mut first, mut second) = (vec![0_u8; key_size], vec![0_u8; key_size]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits for conditions. Every wait polls a condition and has a deadline. On a slow machine, the deadline is later: if
-//! `NPL_PATIENCE` is set, if the load average or the number of runnable tasks exceeds the number of processors, or if
-//! the sleeps between two polls take longer than requested.
+//! Waits for conditions. Every wait polls a condition and has a deadline. The deadline is later on a slow machine. A
+//! machine counts as slow if `NPL_PATIENCE` is set, if the load average or the number of runnable tasks exceeds the
+//! number of processors, or if the sleeps between two polls take longer than requested.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ pub fn patience() -> u32 {
 /// Polls `condition` until it returns a value. Returns the value and the elapsed time.
 ///
 /// # Errors
-/// If the condition does not hold within `limit`, or if a signal asks the process to end. The limit is extended by
-/// [`patience`], by a load above one per processor, and by late sleeps. The error contains `what`.
+/// Returns an error if the condition does not hold within `limit`, or if a signal asks the process to end. The limit is
+/// extended by [`patience`], by a load above one per processor, and by late sleeps. The error contains `what`.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
 }
@@ -82,13 +82,13 @@ fn wait<T>(
 
 /// Multiplies the time limit of a single blocking call, for example of a read from a socket, by [`patience`] and by the
 /// slowness of the machine before the call. Use [`until`] where a condition can be polled: `until` measures the
-/// slowness when the limit has passed, so it also takes load into account that begins during the wait.
+/// slowness when the limit has passed, so `until` also takes load into account that begins during the wait.
 pub fn extended(limit: Duration) -> Duration {
     multiplied(limit * patience(), slowness())
 }
 
-/// The time for which a measured slowness is valid. A test sends thousands of requests, and a measurement for each of
-/// them would delay the test.
+/// The time for which a measured slowness is valid. A test sends thousands of requests, and a measurement for each
+/// request would delay the test.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 
 /// Returns the slowness of the machine: the larger of the load per processor and the [`lateness`] of one sleep.

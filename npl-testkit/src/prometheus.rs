@@ -23,7 +23,7 @@ const READY_LIMIT: Duration = Duration::from_secs(30);
 /// Returns a command that runs `promtool`.
 ///
 /// # Errors
-/// If `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
+/// Returns an error if `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
 pub fn promtool() -> Result<Command> {
     program("promtool")
 }
@@ -31,7 +31,7 @@ pub fn promtool() -> Result<Command> {
 /// Returns a command that runs `prometheus`.
 ///
 /// # Errors
-/// If `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
+/// Returns an error if `NPL_PROMETHEUS_DIR`, which `cargo xtask test` sets, is unset.
 pub fn server() -> Result<Command> {
     program("prometheus")
 }
@@ -42,7 +42,7 @@ fn program(name: &str) -> Result<Command> {
     Ok(Command::new(PathBuf::from(folder).join(name)))
 }
 
-/// A running Prometheus, killed when dropped.
+/// A running Prometheus, which is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     netns: Netns,
@@ -55,7 +55,7 @@ impl Prometheus {
     /// its default `Accept` header.
     ///
     /// # Errors
-    /// If Prometheus does not become ready.
+    /// Returns an error if Prometheus does not become ready.
     pub fn start(run: &Run, netns: &Netns, target: SocketAddr) -> Result<Self> {
         let listen = netns.free_address()?;
         let configuration = run.file("prometheus.yaml");
@@ -79,7 +79,7 @@ impl Prometheus {
     /// Returns the samples of an instant query.
     ///
     /// # Errors
-    /// If Prometheus refuses the query.
+    /// Returns an error if Prometheus refuses the query.
     pub fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let mut encoded = String::new();
         for byte in expression.bytes() {

@@ -28,7 +28,7 @@ struct Shared {
     delay_millis: AtomicU64,
     /// The number of connections that were forwarded so far, which is also the number of the next connection.
     accepted: AtomicU64,
-    /// The proxy discards the data of connections whose number is lower than this one.
+    /// The proxy discards the data of connections whose number is below this number.
     swallowed: AtomicU64,
     /// The number of bytes that the server has sent, without discarded bytes.
     from_server: AtomicU64,
@@ -119,7 +119,8 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    /// Serves a connection. If the connection cannot be forwarded, the proxy closes it, as if the server were down.
+    /// Serves a connection. If the connection cannot be forwarded, the proxy closes the connection, as if the server
+    /// were down.
     fn serve(self: &Arc<Self>, client: TcpStream) {
         let Ok(Ok(server)) = self.netns.run(|| TcpStream::connect(self.server)) else { return };
         // Small writes are forwarded at once, as without a proxy.

@@ -19,14 +19,15 @@ use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGR
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
-/// How long to wait until objects are freed. The kernel frees programs and maps some time after the last reference to
-/// them is dropped.
+/// The time limit for the kernel to free objects. The kernel frees programs and maps some time after the last reference
+/// to them is dropped.
 const FREED_WITHIN: Duration = Duration::from_mins(1);
 
 /// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
-/// The name prefixes of the programs and maps that test runs load: those of NPL, and those of Cilium on the Nodes.
+/// The name prefixes of the programs and maps that test runs load: the prefix of NPL, and the prefix of Cilium on the
+/// Nodes.
 const BPF_PREFIXES: [&str; 2] = [PREFIX, "cil"];
 
 /// The names of executables that runs start, truncated to 15 characters as the kernel does. `server` is etcd, whose
@@ -130,7 +131,7 @@ impl Residue {
     /// Waits until all objects that are not in this list are gone.
     ///
     /// # Errors
-    /// If objects remain, with a list of them.
+    /// Returns an error that lists the remaining objects if any objects remain.
     pub fn assert_nothing_new(&self) -> Result<()> {
         wait_for_none(|| self.new_things())
     }
@@ -138,7 +139,7 @@ impl Residue {
     /// Waits until all objects of this list are gone.
     ///
     /// # Errors
-    /// If objects remain, with a list of them.
+    /// Returns an error that lists the remaining objects if any objects remain.
     pub fn assert_gone(&self) -> Result<()> {
         wait_for_none(|| Ok(Self::look()?.things.intersection(&self.things).cloned().collect()))
     }
@@ -196,7 +197,7 @@ fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Whether the pin's file name is that of a program.
+/// Whether the pin's file name is the name of a program.
 fn is_program(pin: &Path) -> bool {
     let names = PROGRAMS.iter().chain(SLOW_PATH_PROGRAMS).chain(XDP_PROGRAMS).copied();
     let mut names = names.chain(SOCKET_PROGRAMS.iter().map(|program| program.name));

@@ -43,7 +43,7 @@ impl Run {
     /// Removes the objects of killed runs and starts a new run.
     ///
     /// # Errors
-    /// If the process is not root: creating namespaces and mounts requires root.
+    /// Returns an error if the process is not root: creating namespaces and mounts requires root.
     pub fn start() -> Result<Self> {
         if !geteuid().is_root() {
             bail!("creating network namespaces and mounts requires root: run this program with sudo");
@@ -107,7 +107,7 @@ impl Run {
         name_prefix(&self.id)
     }
 
-    /// Removes all objects that were created for the run; also called on drop.
+    /// Removes all objects that were created for the run. Dropping the run does the same.
     pub fn remove(&self) -> Result<()> {
         let _alone = only_remover()?;
         remove_run(&self.id)

@@ -11,14 +11,14 @@ use crate::bpf;
 /// The number of the command `BPF_PROG_TEST_RUN` of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
-/// How a program is run.
+/// The options of a test run of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'c> {
     /// `BPF_F_TEST_*` flags.
     pub flags: u32,
     /// The number of consecutive runs; zero means one.
     pub repeat: u32,
-    /// Frames per batch, for runs with live frames.
+    /// The number of frames per batch, for runs with live frames.
     pub batch_size: u32,
     /// The context of an XDP program.
     pub context: Option<&'c XdpContext>,
@@ -68,7 +68,7 @@ struct Attributes {
 ///
 /// # Errors
 ///
-/// The error of the system call.
+/// Returns the error of the system call.
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::Result<i32> {
     let Options { flags, repeat, batch_size, context } = *options;
     let context_size = u32::try_from(context.map_or(0, size_of_val)).map_err(io::Error::other)?;
@@ -83,7 +83,7 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         batch_size,
         ..Attributes::default()
     };
-    // All signals are blocked, because a signal that arrives during the runs would end them early.
+    // All signals are blocked, because a signal that arrives during the runs would end the runs early.
     let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let ran = bpf::call(BPF_PROG_TEST_RUN, &mut attributes);
     held_before.thread_set_mask()?;

@@ -15,13 +15,14 @@ pub fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
 }
 
-/// Programs that tests with a real API server require in addition to those of the network tests.
+/// The programs that tests with a real API server require in addition to the programs of the network tests.
 pub const CLUSTER_TOOLS: &[&str] = &["kubectl"];
 
 /// Runs `command` and returns its standard output.
 ///
 /// # Errors
-/// If the command cannot be started or fails; the error contains the command line and the error output.
+/// Returns an error if the command cannot be started or fails; the error contains the command line and the error
+/// output.
 pub fn output(command: &mut Command) -> Result<String> {
     command.stdin(Stdio::null());
     let shown = show(command);
@@ -54,7 +55,7 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
 /// inherit the descriptor. The kernel does not execute a file that any process has open for writing (`ETXTBSY`).
 ///
 /// # Errors
-/// If the source cannot be read or the destination cannot be written.
+/// Returns an error if the source cannot be read or the destination cannot be written.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     output(Command::new("cp").arg(from).arg(to)).map(drop)
 }
@@ -62,7 +63,7 @@ pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
 /// Writes a program, such as a shell script. This process writes another file, which [`copy_program`] copies.
 ///
 /// # Errors
-/// If the file or its copy cannot be written.
+/// Returns an error if the file or its copy cannot be written.
 pub fn write_program(path: &Path, text: &str) -> Result<()> {
     let source = path.with_extension("source");
     fs::write(&source, text).with_context(|| format!("write {}", source.display()))?;

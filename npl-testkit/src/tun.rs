@@ -30,7 +30,7 @@ struct Request {
     padding: [u8; 22],
 }
 
-/// A TUN device; removed when dropped.
+/// A TUN device, which is removed when this value is dropped.
 #[derive(Debug)]
 pub struct Tun(File);
 
@@ -58,8 +58,8 @@ impl Tun {
         (&self.0).write_all(packet)
     }
 
-    /// The next packet that the device has sent, from its IP header on; `None` if the device has sent no further
-    /// packet.
+    /// Returns the next packet that the device has sent, beginning with the IP header; `None` if the device has sent no
+    /// further packet.
     pub fn receive(&self) -> io::Result<Option<Vec<u8>>> {
         let mut packet = vec![0; usize::from(u16::MAX)];
         match (&self.0).read(&mut packet) {

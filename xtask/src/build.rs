@@ -25,9 +25,9 @@ pub(crate) const FEED: &str = "npl-feed";
 /// The compiler flags of static binaries.
 const STATIC: &str = "-C target-feature=+crt-static";
 
-/// Cargo settings of [`cargo_test`], which shorten the compilation of the three crates with the most tests: npl-agent and
-/// npl-feed are compiled without optimization, npl-testkit with `opt-level=1`, because it creates and compares streams
-/// of bytes. The agent and the feed that the tests start are those of the release.
+/// Cargo settings of [`cargo_test`], which shorten the compilation of the three crates with the most tests. npl-agent
+/// and npl-feed are compiled without optimization. npl-testkit is compiled with `opt-level=1`, because it creates and
+/// compares streams of bytes. The tests start the agent and the feed of the release build, which are optimized.
 const LITTLE_OPTIMIZATION: [&str; 6] = [
     "--config",
     "profile.release.package.npl-agent.opt-level=0",
@@ -45,7 +45,8 @@ pub(crate) const PACKAGES: [&str; 4] = ["--package", "npl-agent", "--package", "
 pub(crate) struct Options {
     #[command(flatten)]
     features: Features,
-    /// The processor architecture of the agent; for another than this machine's, its name ends with the architecture.
+    /// The processor architecture of the agent. If it is not this machine's, the name of the binary ends with the
+    /// architecture.
     #[arg(long, default_value_t = Arch::native())]
     arch: Arch,
 }
@@ -75,7 +76,7 @@ pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     build_agent_for(Arch::native(), further)
 }
 
-/// Builds agent and feed for an architecture, as [`build_agent`] does.
+/// Builds the agent and the feed for an architecture, as [`build_agent`] does.
 pub(crate) fn build_agent_for(arch: Arch, further: &[&str]) -> Result<PathBuf> {
     process::say("agent and feed: compiling each as one static binary, the agent with the kernel programs embedded");
     // The feed is built in the same run of cargo as the agent, so that dependencies have the same features as in the
@@ -85,8 +86,9 @@ pub(crate) fn build_agent_for(arch: Arch, further: &[&str]) -> Result<PathBuf> {
     install(arch, AGENT, AGENT)
 }
 
-/// Copies a built program to `target/release/`, with `name` as the file name, to which the architecture is appended if
-/// it is not this machine's. The build of the tests does not replace this copy by a program without optimization.
+/// Copies a built program to `target/release/`, with `name` as the file name. If the architecture is not this
+/// machine's, appends the architecture to the file name. The build of the tests, which has little optimization, does
+/// not overwrite this copy.
 fn install(arch: Arch, program: &str, name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
     let (built, installed) = (built_folder_of(arch).join(program), release.join(arch.mark(name)));
@@ -110,9 +112,9 @@ pub(crate) fn built_folder_of(arch: Arch) -> PathBuf {
     paths::target_dir().join(arch.target()).join("release")
 }
 
-/// Returns a cargo command without the environment variables that describe xtask's own package. Build scripts depend on
-/// these variables. If the variables were set here, a developer's own run of cargo without them would run build scripts
-/// and compile the scripts' crates again.
+/// Returns a cargo command without the environment variables that describe xtask's own package. cargo runs a build
+/// script again if such a variable has changed. If xtask passed its variables on, a developer's own run of cargo, in
+/// which they are unset, would run build scripts again and compile the scripts' crates again.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = Command::new(paths::cargo());
     let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

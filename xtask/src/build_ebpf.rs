@@ -21,9 +21,9 @@ pub(crate) struct Options {
 /// Features of the kernel programs and of the agent that loads them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Features {
-    /// Features of the build. With `trace`, the kernel programs log the verdict on each packet that they translate, drop
-    /// or count under a reason, and the agent prints the logs; use such a build only to investigate a problem on one
-    /// Node.
+    /// Features of the build. With `trace`, the kernel programs log the verdict on each packet that they translate,
+    /// drop or count under a reason, and the agent prints the logs. Use such a build only to investigate a problem on
+    /// one Node.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     features: Vec<Feature>,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.features.has_trace() { build_trace() } else { build() }.map(drop)
 }
 
-/// Builds every kernel object of npl-ebpf and returns the path of the one that the agent embeds.
+/// Builds every kernel object of npl-ebpf and returns the path of the object that the agent embeds.
 pub(crate) fn build() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();

@@ -12,7 +12,7 @@ const FRAME: u8 = 10;
 /// The name of the ELF section with the functions that several programs call.
 const SHARED: &str = ".text";
 /// The depth of nested calls above which the functions of a program are not followed. The kernel accepts at most 8
-/// stack frames, including that of the program.
+/// stack frames, including the program's own frame.
 const MAX_DEPTH: usize = 8;
 
 /// The number of instructions and the stack size of a program, including the functions that it calls.

@@ -17,7 +17,7 @@ use crate::process::{elapsed, say};
 /// The time limit of a build. The longest build, of the API server and etcd, takes up to five minutes on two cores.
 pub(crate) const BUILD_DEADLINE: Duration = Duration::from_hours(1);
 
-/// How long a run waits for another run that builds the same directory; longer than a build may take.
+/// The time for which a run waits for another run that builds the same directory; longer than a build may take.
 const LOCK_DEADLINE: Duration = BUILD_DEADLINE.saturating_add(Duration::from_mins(5));
 
 /// Returns the directory `<cache>/npl/<name>-<hash of made_from>`. If the directory is missing, creates it and calls

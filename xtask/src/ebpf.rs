@@ -145,7 +145,7 @@ fn llvm_in(folder: &Path, major: u32) -> Option<PathBuf> {
 }
 
 /// Returns a folder that contains only a link to this compiler's libLLVM. Without such a folder, bpf-linker would load
-/// the first libLLVM of any version in its search path, for example that of an installed clang.
+/// the first libLLVM of any version in its search path, for example the libLLVM of an installed clang.
 fn folder_of_llvm(libraries: &[PathBuf], major: u32, target_dir: &Path) -> Result<PathBuf> {
     let found = libraries.iter().find_map(|folder| llvm_in(folder, major));
     let library = found.with_context(|| format!("find libLLVM.so.{major} of the compiler"))?;

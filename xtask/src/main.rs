@@ -2,7 +2,8 @@
 //! `cargo xtask`: all tasks of a developer, one module per command.
 //!
 //! On a fresh machine, xtask is compiled before all other crates of the workspace. For this reason, xtask depends on
-//! few crates, and on none of the workspace: where xtask needs their code, it runs their programs.
+//! few crates, and on no other crate of the workspace. Where xtask needs code of the workspace, xtask runs the
+//! workspace's programs.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
 #![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]

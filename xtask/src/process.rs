@@ -99,7 +99,8 @@ pub(crate) fn stream(
     let (reader, writer) = std::io::pipe().context("create a pipe")?;
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| cannot_start(&command))?;
-    // The command holds write ends of the pipe. If it were not dropped, the reader would never receive end-of-file.
+    // The command holds write ends of the pipe. If the command were not dropped, the reader would never receive
+    // end-of-file.
     drop(command);
     let lines = lines_of(reader);
     let watched = loop {

@@ -21,9 +21,9 @@ pub struct Config {
     pub xds: Listen,
 
     /// The maximum number of names to which all xDS streams together may subscribe, including the names of wildcard
-    /// subscriptions. If a request exceeds the maximum, the streams with the most names end. Each load balancer
-    /// subscribes to about two names for each Service port: its cluster and its endpoints. A name takes up to 500 bytes
-    /// of memory.
+    /// subscriptions. If a request makes the sum exceed the maximum, the feed ends the streams with the most names.
+    /// Each load balancer subscribes to about two names for each Service port: its cluster and its endpoints. A name
+    /// takes up to 500 bytes of memory.
     #[arg(long, env = "NPL_FEED_XDS_MAX_NAMES", value_name = "COUNT", default_value_t = 100_000)]
     pub xds_max_names: usize,
 
@@ -83,7 +83,7 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_ALLOW", value_name = "RANGES", value_delimiter = ',', value_parser = range)]
     pub allow: Vec<IpNet>,
 
-    /// Require the bearer token in this file from clients of xDS and HTTP, except for the probes. A change of the file
+    /// Require the bearer token in this file for all xDS and HTTP requests except the probes. A change of the file
     /// takes effect within 30 seconds.
     #[arg(long, env = "NPL_FEED_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
@@ -115,11 +115,11 @@ impl Config {
     }
 }
 
-/// An address to listen on, or none.
+/// The address on which an interface listens; `None` if the interface is disabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listen(pub Option<SocketAddr>);
 
-/// Why a value is refused.
+/// The reason why the feed refuses the value of an option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// The value is not an address with a port.
@@ -219,7 +219,7 @@ mod tests {
         );
     }
 
-    /// Returns the name of a zone with this number of characters, at most 127.
+    /// Returns a zone name with this number of characters, which must be between 65 and 127.
     fn zone_of(length: usize) -> String {
         format!("{}.{}", "a".repeat(63), "b".repeat(length - 64))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The index of the withdrawn entries that are draining, by target and by the end of the drain. With the index, a change
-//! of one Pod visits no other draining Pods than the affected ones, even while many thousand Pods drain.
+//! The index of the withdrawn entries that are draining, by target and by the end of the drain. With the index, a
+//! change of one Pod visits no other draining Pods than the affected ones, even while many thousand Pods drain.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -24,7 +24,7 @@ use super::model::{Node, Pod};
 pub enum LeftOut {
     /// The entry, or the whole annotation, does not have the documented format.
     Malformed,
-    /// The Pod is not scheduled, or its Node is not in the API server's list.
+    /// The Pod is not scheduled, or its Node is not in the API server's list of Nodes.
     UnknownNode,
     /// The address in the entry does not belong to the Pod's Node.
     ForeignAddress,
@@ -79,8 +79,8 @@ pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
 
-/// The maximum number of entries that the feed serves for one Pod. An agent writes one entry for each Pod port, protocol
-/// and IP family.
+/// The maximum number of entries that the feed serves for one Pod. An agent writes one entry for each Pod port,
+/// protocol and IP family.
 pub const MOST_ENTRIES: usize = 256;
 /// The maximum length in bytes of an annotation. The agent's longest entry has about 150 bytes.
 pub const LONGEST_ANNOTATION: usize = 160 * MOST_ENTRIES;
@@ -157,8 +157,8 @@ fn refusal(pod: &Pod, node: Option<&Node>, range: PortRange, entry: &Entry) -> O
 
 /// A Pod's claim to a target. If several Pods claim a target, the lowest claim takes precedence. A Pod whose annotation
 /// was last written by an agent has a lower claim than a Pod whose annotation was last written by another client. If
-/// both annotations were written by an agent, or both by other clients, the older Pod has the lower claim; of Pods of
-/// the same age, the one whose key (namespace and name) sorts first.
+/// both annotations were written by an agent, or both by other clients, the older Pod has the lower claim. Of Pods of
+/// the same age, the Pod whose key (namespace and name) sorts first has the lower claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim {
     is_foreign: bool,
@@ -209,8 +209,8 @@ impl Claims {
         self.0.contains_key(target)
     }
 
-    /// If the Pod's claim to the target takes precedence, returns the Pod that would hold the target without this claim.
-    /// All further Pods with a claim are unaffected by the Pod.
+    /// If the Pod's claim to the target takes precedence, returns the Pod with the next claim, which would hold the
+    /// target without this Pod. Pods with later claims are not affected by a change of this Pod.
     pub fn displaced_by(&self, target: &Target, pod: &PodKey) -> Option<&PodKey> {
         match self.0.get(target).map(Vec::as_slice) {
             Some([first, second, ..]) if first.pod == *pod => Some(&second.pod),

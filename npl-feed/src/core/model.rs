@@ -41,7 +41,7 @@ pub struct NamedPort {
 /// A Node of the cluster, with its zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// The Node's name and addresses.
+    /// The Node's fields that the agent also reads: the name and the addresses.
     pub object: model::Node,
     /// The value of the Node's label `topology.kubernetes.io/zone`; empty if the label is absent.
     pub zone: Arc<str>,

@@ -48,8 +48,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// The maximum length in bytes of a name that consists of the names of a namespace and of a Service, with at most 63
-/// bytes each, the name of a port with at most 15, and two separators.
+/// The maximum length in bytes of a name that consists of a namespace, a Service, a port and two separators. The names
+/// of namespaces and Services have at most 63 bytes, and the names of ports have at most 15 bytes.
 pub const LONGEST_NAME: usize = 63 + 63 + 15 + 2;
 
 /// The key of a Service port: Service, number and protocol.
@@ -122,12 +122,13 @@ pub struct Group {
     pub version: Version,
     /// The encoded members, which all xDS clients share.
     pub encoded: Derived<Arc<[u8]>>,
-    /// By resource type: the versions of the xDS resources with the group's canonical name, which all xDS clients share.
+    /// By resource type: the versions of the xDS resources with the group's canonical name, which all xDS clients
+    /// share.
     pub resource_versions: [Derived<Version>; 4],
 }
 
-/// A value that is computed at its first use, and kept as long as its owner. The value is derived from the owner, so
-/// comparisons of owners ignore it: all values are equal.
+/// A value that is computed at its first use, and kept as long as its owner exists. The value is derived from the
+/// owner, so all values count as equal, and comparisons of owners ignore the value.
 #[derive(Debug, Clone)]
 pub struct Derived<T>(OnceLock<T>);
 
@@ -189,7 +190,8 @@ pub struct Snapshot {
     version_of_names: Version,
     /// The addresses and node ports of all members, sorted.
     addresses: Derived<Vec<(IpAddr, u16)>>,
-    /// The version of an earlier snapshot, and the Services whose groups differ from those of the earlier snapshot.
+    /// The version of an earlier snapshot, and the Services whose groups differ from the groups of the earlier
+    /// snapshot.
     changes: Derived<(Version, Arc<BTreeSet<ServiceKey>>)>,
 }
 

@@ -23,7 +23,7 @@ use super::{
 /// of an annotation change continuously.
 const MOST_WITHDRAWN: usize = MOST_ENTRIES;
 
-/// The message that the left-out entries of a Pod have changed.
+/// Reports that the left-out entries of a Pod have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The Pod with the annotation.
@@ -262,8 +262,8 @@ impl State {
         self.touch_pod(&key);
     }
 
-    /// Removes a Pod from all indexes, and marks the affected Services for recomputation. Returns the Pod, reduced to
-    /// the entries that the feed served.
+    /// Removes a Pod from all indexes, and marks the affected Services for recomputation. Returns the Pod with only
+    /// those entries whose targets the Pod held.
     fn detach_pod(&mut self, key: &PodKey) -> Option<Served> {
         self.touch_pod(key);
         let mut served = self.pods.remove(key)?;
@@ -355,7 +355,7 @@ impl State {
         }
     }
 
-    /// Recomputes the groups of a Service. Returns whether a group has changed.
+    /// Recomputes the groups of a Service. Returns whether a group was added, changed or removed.
     fn compute(&mut self, key: &ServiceKey) -> bool {
         let first = PortKey { service: key.clone(), number: 0, protocol: npl_agent::core::model::Protocol::Tcp };
         let known = self.groups.range(first..).take_while(|(known, _)| known.service == *key);
@@ -382,7 +382,7 @@ impl State {
     }
 }
 
-/// Returns whether two versions of a Pod are equal in all fields on which groups depend.
+/// Returns whether two versions of a Pod are equal except for the fields on which no group depends.
 fn is_same(known: &Pod, pod: &Pod) -> bool {
     let mut known = known.clone();
     known.object.resource_version = pod.object.resource_version;

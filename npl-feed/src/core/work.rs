@@ -7,7 +7,7 @@
 pub(crate) enum Operation {
     /// A digest is computed.
     Digest,
-    /// A change of one Pod visits a Pod.
+    /// A Pod is examined, because a Pod has changed or a drain has ended.
     Visit,
     /// An xDS stream looks up a resource by its name.
     LookUp,

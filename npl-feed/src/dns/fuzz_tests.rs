@@ -45,7 +45,7 @@ fn valid_query() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A valid query in which some bytes are replaced, and which is possibly cut and continued with random bytes.
+/// A valid query with up to three replaced bytes. Some of these queries are cut and continued with random bytes.
 fn changed_query() -> impl Strategy<Value = Vec<u8>> {
     let replaced = prop::collection::vec((any::<Index>(), any::<u8>()), 0..4);
     let end = prop_oneof![2 => Just(None), 1 => (any::<Index>(), bytes(20)).prop_map(Some)];
@@ -67,8 +67,8 @@ fn any_query() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    /// Every message with the header of a query gets one answer with the same ID, which can be decoded and is not larger
-    /// than the client accepts.
+    /// Every message with the header of a query gets one answer with the same ID, which can be decoded and is not
+    /// larger than the client accepts.
     #[test]
     fn every_query_is_answered(queries in prop::collection::vec(any_query(), 1..20), count in 0..40_u16) {
         panics::run_without(async {
@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Any bytes by UDP, and any bytes by TCP in frames with right and wrong lengths, cause no panic in a task of the
-    /// server. After them, the server answers a valid query.
+    /// server. Afterwards, the server answers a valid query.
     #[test]
     fn random_datagrams_and_frames_do_not_disturb_the_server(
         queries in prop::collection::vec((any_query(), prop_oneof![3 => Just(None), 1 => any::<u16>().prop_map(Some)]), 1..20)

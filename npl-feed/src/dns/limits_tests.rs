@@ -42,7 +42,7 @@ async fn only_allowed_clients_are_answered() {
 }
 
 /// On each connection, the client announces the length of a query, and sends only the query's first byte. The server
-/// has to keep memory for each of these queries until it closes the connection.
+/// has to keep memory for each of these queries until the server closes the connection.
 #[tokio::test]
 async fn incomplete_queries_on_many_connections_do_not_exclude_other_clients() {
     let status = Arc::<Status>::default();

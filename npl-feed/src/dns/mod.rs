@@ -46,15 +46,15 @@ use crate::{
 
 /// The name of the DNS interface, as the value of the label `interface` in metrics.
 const INTERFACE: &str = "dns";
-/// The maximum size in bytes of a UDP answer. If an answer is larger, the client has to repeat the query by TCP. The
-/// size is the one that DNS software uses by default: it needs no IP fragments, and a query with a forged source address
-/// causes a small answer.
+/// The maximum size in bytes of a UDP answer. If an answer is larger, the client has to repeat the query by TCP. DNS
+/// software uses this size by default: an answer of this size is not fragmented, and a query with a forged source
+/// address causes only a small answer.
 const LARGEST_DATAGRAM: u16 = 1232;
 /// The size in bytes of a UDP answer that every client accepts.
 const SMALLEST_DATAGRAM: u16 = 512;
 /// Ensures that the warning about an answer above the size limit of DNS by TCP is logged only once.
 static WARNED: Once = Once::new();
-/// The maximum number of ports that are tried until one is free for UDP and TCP.
+/// The maximum number of attempts to find a port that is free for both UDP and TCP.
 const PORT_ATTEMPTS: usize = 100;
 
 /// The UDP socket and the TCP socket of the DNS server.
@@ -141,7 +141,7 @@ struct Handler {
 
 impl Handler {
     /// Returns the answer to a query; `None` if the message is too short for the header of a DNS message, or is itself
-    /// an answer. The feed sends no answer to an answer, because two servers would then answer each other forever.
+    /// an answer. The feed sends no answer to an answer, because two servers would then answer each other without end.
     fn respond(&self, query: &[u8], peer: SocketAddr, protocol: Protocol) -> Option<Vec<u8>> {
         let Header { metadata, .. } = Header::read(&mut BinDecoder::new(query)).ok()?;
         if metadata.message_type == MessageType::Response {
@@ -183,7 +183,7 @@ impl Handler {
     }
 
     /// Returns whether the allow list contains the client, and counts a refused client. The feed does not use hickory's
-    /// allow list, which admits all clients of an IP family for which it contains no range.
+    /// allow list, which admits all clients of an IP family if the list contains no range of this family.
     fn admits(&self, peer: SocketAddr) -> bool {
         let is_admitted = access::admits(&self.allowed, peer.ip());
         if !is_admitted {

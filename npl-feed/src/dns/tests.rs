@@ -165,7 +165,8 @@ fn names_without_records_are_nodata_and_others_do_not_exist() {
     }
 }
 
-/// DNS compares only ASCII letters without regard to case. The lower case of U+212A (Kelvin sign) is the ASCII letter k.
+/// DNS compares only ASCII letters without regard to case. The lower case of U+212A (Kelvin sign) is the ASCII letter
+/// k.
 #[test]
 fn a_label_with_a_letter_outside_of_ascii_is_another_name() {
     let mut state = cluster(pods());
@@ -314,7 +315,7 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
             if is_truncated { 0 } else { 20 },
             "the answer must contain all members or none"
         );
-        // The server announces the size that it accepts, not the client's (RFC 6891).
+        // The server announces the size that the server accepts, not the client's size (RFC 6891).
         assert_eq!(answer.edns.map(|edns| edns.max_payload()), size.map(|_| 1232));
     }
     let answer = Message::from_vec(&by_tcp(address, &query(HTTP, None).to_vec().unwrap()).await).unwrap();
@@ -348,7 +349,8 @@ async fn an_answer_has_all_members_or_none() {
     task.abort();
 }
 
-/// The size of an answer depends on the length of the Service's name, which is part of the owners of all records.
+/// The size of an answer depends on the length of the Service's name, because the owner name of each SRV record
+/// contains the Service's name.
 #[tokio::test]
 async fn an_answer_by_udp_has_all_members_or_none_whatever_the_length_of_the_name() {
     let peer = "192.0.2.99:4000".parse().unwrap();
@@ -384,8 +386,9 @@ async fn before_the_first_snapshot_the_server_fails_so_that_resolvers_ask_anothe
     task.abort();
 }
 
-/// A client that has connected its UDP socket, such as nginx, receives only datagrams from the address that the client
-/// has asked. Without further measures, the kernel sends answers to 127.0.0.1 from this same address.
+/// A client that has connected its UDP socket, such as nginx, receives only datagrams from the address to which it has
+/// sent the query. By default, the kernel sends an answer to 127.0.0.1 from 127.0.0.1, even if the query was sent to
+/// 127.0.0.2.
 #[tokio::test]
 async fn an_answer_by_udp_comes_from_the_address_that_the_client_has_asked() {
     for wildcard in ["0.0.0.0:0", "[::]:0"] {

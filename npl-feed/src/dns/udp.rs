@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! DNS by UDP. hickory's own UDP server sends each answer from the address that the kernel selects. On a machine with
-//! several addresses, this address may differ from the one that the client has asked, and the client then drops the
-//! answer.
+//! several addresses, this address may differ from the address to which the client sent the query, and the client then
+//! drops the answer.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -63,7 +63,8 @@ pub(super) async fn serve(socket: UdpSocket, handler: Handler) -> ! {
     }
 }
 
-/// Receives a query. Returns the query's length, the client, and the local address that the client has asked.
+/// Receives a query. Returns the query's length, the client's address, and the local address to which the client sent
+/// the query.
 fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, Option<LocalAddress>)> {
     let mut slices = [IoSliceMut::new(buffer)];
     let mut control = nix::cmsg_space!(libc::in6_pktinfo);
@@ -83,7 +84,8 @@ fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
 #[expect(clippy::wildcard_enum_match_arm, reason = "the socket requests no other control messages")]
 fn local_address(message: &ControlMessageOwned) -> Option<LocalAddress> {
     match message {
-        // The answer's route determines the device, because the query may have arrived by another one.
+        // The interface index 0 lets the route to the client determine the device, because the query may have arrived
+        // by another device.
         ControlMessageOwned::Ipv4PacketInfo(info) => {
             Some(LocalAddress::V4(libc::in_pktinfo { ipi_ifindex: 0, ..*info }))
         }

@@ -105,8 +105,8 @@ impl Zone {
     /// Returns an answer with an SRV record for each ready member, and with the address records of the SRV records'
     /// targets. If the SRV records do not fit, the answer has none of them, because a client would treat missing SRV
     /// records as removed members. If only the address records do not fit, the answer has no address record and no TC
-    /// bit, because the client can query the addresses. The feed stops building records as soon as they do not fit, so
-    /// that a query with a forged source address costs little.
+    /// bit, because the client can query the addresses. The feed stops building records as soon as the records no
+    /// longer fit, so that a query with a forged source address costs little.
     fn members(&self, snapshot: &Snapshot, name: &Name, group: &Group, limit: usize) -> Answer {
         let mut answer = Answer::failed(ResponseCode::NoError);
         let mut free = limit.saturating_sub(HEADER_QUESTION_AND_OPT + size_of_name(name));
@@ -189,7 +189,8 @@ fn record(owner: Name, data: RData) -> Record {
 const HEADER_QUESTION_AND_OPT: usize = 12 + 4 + 11;
 
 /// Returns an upper bound of the encoded size in bytes of the record with this index in a message. hickory encodes the
-/// owner of the first SRV record in full, and the owners of the next ones as compression pointers of two bytes.
+/// owner of the first SRV record in full, and the owners of the following SRV records as compression pointers of two
+/// bytes.
 fn size(record: &Record, index: usize) -> usize {
     const POINTER: usize = 2;
     let is_compressed = (1..COMPRESSED_OWNERS).contains(&index) && matches!(record.data, RData::SRV(_));
@@ -199,7 +200,7 @@ fn size(record: &Record, index: usize) -> usize {
 /// The size in bytes of the fields that every record has: type, class, TTL and length of data.
 const FIXED: usize = 10;
 
-/// The number of names that hickory compresses in a message. The first of them is encoded in full.
+/// The number of names that hickory compresses in a message. The first of these names is encoded in full.
 const COMPRESSED_OWNERS: usize = 120;
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "only the sizes of these types are needed")]

@@ -117,7 +117,7 @@ pub fn probes(published: Published, status: Arc<Status>) -> Router {
     Router::new().route("/healthz", get(|| async { StatusCode::OK })).route("/readyz", get(readiness)).fallback(refusal)
 }
 
-/// Counts an answer, and registers its body until the client has read it.
+/// Counts an answer, and registers the answer's body until the client has read the body.
 async fn count_and_register(State(context): State<Context>, request: Request, next: Next) -> Response {
     let client = request.extensions().get::<Connection>().cloned();
     let response = next.run(request).await;

@@ -15,7 +15,7 @@ use super::{CONSUL_INDEX, Context, JSON, problem, view::View};
 use crate::core::snapshot::{Snapshot, Version};
 
 /// The value of the header `If-None-Match`, whose lines are joined; `None` if the request has no such header, or if the
-/// header is longer than [`LONGEST_ETAGS`]: no client has a reason to send that many versions. Only this header is
+/// header is longer than [`LONGEST_ETAGS`], because no client needs to send that many versions. Only this header is
 /// copied, so the other headers take no memory while the request waits.
 pub(super) struct Etags(Option<String>);
 
@@ -50,7 +50,7 @@ impl Etags {
     }
 }
 
-/// How long a long poll waits by default; Consul has the same default.
+/// The time for which a long poll waits by default; Consul has the same default.
 const WAIT: Duration = Duration::from_mins(5);
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 
@@ -61,7 +61,8 @@ struct Current {
 }
 
 impl Current {
-    /// An `ETag` names the representation: it also differs if the configuration or the release of the feed differs.
+    /// Derives the `ETag` from the representation: feeds with different configurations or releases have different
+    /// `ETag`s for equal members.
     fn new(context: &Context, version: Version) -> Self {
         let content = format!("{} {version}", context.representation);
         Self { version, etag: format!("\"{}\"", Version::of(content.as_bytes())) }
@@ -101,7 +102,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Poll {
 }
 
 impl Poll {
-    /// Returns whether the request is for healthy members only. The values of booleans are those of Consul.
+    /// Returns whether the request is for healthy members only. The parameter has the same values as a boolean in
+    /// Consul.
     ///
     /// # Errors
     ///
@@ -185,7 +187,8 @@ fn respond(context: &Context, view: &View, current: &Current, snapshot: &Snapsho
         let body = context.cache.get(view, current.version, snapshot, &context.interfaces);
         ([(header::CONTENT_TYPE, JSON)], body).into_response()
     };
-    // Both answers have these headers, because a cache updates the headers of its stored answer with those of a 304.
+    // Both answers have these headers, because a cache updates the headers of its stored answer with the headers of a
+    // 304.
     let headers = response.headers_mut();
     headers.insert(header::ETAG, etag);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

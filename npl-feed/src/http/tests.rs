@@ -108,7 +108,7 @@ async fn the_members_of_a_service_have_names_in_each_interface() {
     assert_eq!(scene.json(&names.http).await["members"].as_array().unwrap().len(), read.ports[0].members.len());
 }
 
-/// Requests a path of the description so that the answer has this status code.
+/// Requests a path of the description in such a way that the answer has this status code.
 async fn provoke(path: &str, status: &str) -> Response {
     let existing = existing(path);
     let scene = Scene::new((status == "401").then_some("secret"));
@@ -175,8 +175,7 @@ async fn expect_described(description: &Value, response: &Value, answer: Respons
     expect_valid(description, &content["schema"], &value, request);
 }
 
-/// The schemas are closed, so this test also checks that answers contain nothing but addresses, ports, names and
-/// conditions.
+/// The schemas are closed, so this test also checks that answers contain only addresses, ports, names and conditions.
 #[tokio::test]
 async fn every_answer_conforms_to_the_openapi_description() {
     let description: Value = serde_json::from_str(OPENAPI).unwrap();
@@ -232,7 +231,7 @@ async fn other_methods_are_not_allowed() {
     }
 }
 
-/// All errors in a request have the same form, also those that axum finds.
+/// All error answers have the same form, also those to requests that axum itself rejects.
 #[tokio::test]
 async fn malformed_requests_are_answered_as_described() {
     let (description, scene): (Value, _) = (serde_json::from_str(OPENAPI).unwrap(), Scene::new(None));
@@ -326,7 +325,7 @@ async fn an_etag_names_the_representation() {
     assert!(etags.contains(&header_of(&again, "etag")), "replicas with the same options have the same ETag");
 }
 
-/// `*` names no version for whose end a client could wait.
+/// `If-None-Match: *` names no version, so there is no version whose change the feed could wait for.
 #[tokio::test(start_paused = true)]
 async fn a_long_poll_with_any_etag_does_not_wait() {
     let scene = Scene::new(None);

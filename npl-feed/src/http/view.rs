@@ -65,7 +65,8 @@ impl View {
         }
     }
 
-    /// Returns whether a name in the request is longer than any name that Consul's format builds.
+    /// Returns whether a name in the request is longer than any name of a Service or port, including the names in
+    /// Consul's format.
     pub(super) fn has_too_long_name(&self) -> bool {
         let names: &[&String] = match self {
             Self::Service { namespace, service } => &[namespace, service],
@@ -81,7 +82,7 @@ impl View {
         matches!(self, Self::Members | Self::Traefik | Self::Prometheus)
     }
 
-    /// Returns whether the answer has the index of Consul's blocking queries.
+    /// Returns whether answers with this view contain the index of Consul's blocking queries.
     pub(super) const fn is_consul(&self) -> bool {
         matches!(self, Self::ConsulServices | Self::ConsulHealth { .. })
     }
@@ -103,7 +104,7 @@ impl fmt::Display for View {
 }
 
 /// The bodies of all answers that are in memory. Answers with the same version of a view share one body. The bodies of
-/// views of the whole snapshot are also kept for later requests, because they take longest to render.
+/// views of the whole snapshot are also kept for later requests, because these bodies take longest to render.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<Bodies>);
 
@@ -118,7 +119,7 @@ struct Bodies {
 struct CachedBody {
     version: Version,
     body: Weak<Body>,
-    /// Keeps the body while no answer contains it.
+    /// Keeps a body of the whole snapshot in memory while no answer contains the body.
     _kept: Option<Arc<Body>>,
 }
 

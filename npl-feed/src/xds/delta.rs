@@ -95,9 +95,9 @@ impl Session for Delta {
             .sum()
     }
 
-    /// Returns a response with the resources whose versions differ from the client's versions. If the trigger demands an
-    /// answer, returns a response even without changes, so that a client with a wildcard subscription knows that it has
-    /// all resources.
+    /// Returns a response with the resources whose versions differ from the client's versions. If the trigger demands
+    /// an answer, returns a response even without changes, so that a client with a wildcard subscription knows that it
+    /// has all resources.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Option<Reply> {
         let Subscription { names, known, absent } = self.subscriptions.get_mut(&kind)?;
         let (mut changed, mut removed) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the requests of a stream. tonic's decoder is not used, because it keeps a buffer with the size of the largest
-//! request until the stream ends.
+//! Reads the requests of a stream. tonic's decoder is not used, because this decoder keeps a buffer with the size of
+//! the largest request until the stream ends.
 
 use std::mem;
 
@@ -34,8 +34,8 @@ where
         Self { body, buffer: Vec::new(), memory }
     }
 
-    /// Waits for the next request; `None` if the client has ended its requests. No byte is lost if the caller drops the
-    /// future.
+    /// Waits for the next request; returns `None` if the client has ended its requests. No byte is lost if the caller
+    /// drops the future.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ use crate::status::{ClientRefusal, Status};
 /// The maximum number of xDS streams of all connections. Load balancers and gRPC clients use one stream for each
 /// connection.
 pub(crate) const MOST_STREAMS: usize = 2048;
-/// The shortest time between two warnings about too many names.
+/// The minimum time between two warnings about too many names.
 const WARN_EVERY: Duration = Duration::from_mins(1);
 
 /// The limits that all xDS streams share.

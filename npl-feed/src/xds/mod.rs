@@ -68,8 +68,8 @@ struct Discovery {
 
 /// Returns the routes of the aggregated discovery service (ADS), for both variants of xDS.
 ///
-/// The feed does not use tonic's server: it would copy each response into a buffer of its own, so clients that do not
-/// read their responses would take much memory. `most_names` is the maximum number of names to which all streams
+/// The feed does not use tonic's server, because tonic would copy each response into a separate buffer, so clients that
+/// do not read their responses would take much memory. `most_names` is the maximum number of names to which all streams
 /// together may subscribe.
 pub fn router(published: Published, status: Arc<Status>, most_names: usize) -> Router {
     for kind in Kind::ALL {
@@ -122,7 +122,7 @@ struct Answers {
 }
 
 impl Answers {
-    /// Waits until the stream has accepted the previous response, then sends this one. Fails if the client has closed
+    /// Waits until the stream has accepted the previous response, then sends `response`. Fails if the client has closed
     /// the stream.
     async fn send(&self, response: Reply) -> Result<(), tonic::Status> {
         let message = self.client.answer(response.into_message());

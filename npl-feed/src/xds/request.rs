@@ -11,8 +11,8 @@ use prost::{
 
 use super::session::MOST_NAMES;
 
-/// The maximum size of a request in bytes. When a delta client connects again, it sends the names and versions of its
-/// resources: the size is enough for [`MOST_NAMES`] names of up to 160 bytes.
+/// The maximum size of a request in bytes. A delta client that connects again sends the names and versions of its
+/// resources. The size is enough for [`MOST_NAMES`] names of up to 160 bytes.
 pub(super) const LARGEST: usize = 4 * 1024 * 1024;
 /// The maximum number of fields of a request: names to subscribe, names to unsubscribe, and versions.
 const MOST_FIELDS: usize = 3 * MOST_NAMES;

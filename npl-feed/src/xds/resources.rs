@@ -55,7 +55,7 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. The type `Cluster` is the first, because a client requests the endpoints only of clusters that it has
+    /// `Cluster`. This type is the first, because a client requests the endpoints only of clusters that the client has
     /// received.
     Cluster,
     /// `ClusterLoadAssignment`: the endpoints of a cluster.
@@ -92,8 +92,8 @@ impl Kind {
         }
     }
 
-    /// Returns whether a state-of-the-world response must contain all subscribed resources of the type: of some types,
-    /// the client removes resources that are not in the response.
+    /// Returns whether a state-of-the-world response must contain all subscribed resources of the type. For clusters
+    /// and listeners, the client removes resources that are not in the response.
     pub(super) const fn is_complete(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
     }
@@ -206,7 +206,7 @@ fn ads() -> ConfigSource {
     }
 }
 
-/// The maximum number of concurrent retries of one Envoy to a cluster, as many as Envoy's default maximum of concurrent
+/// The maximum number of concurrent retries of one Envoy to a cluster, equal to Envoy's default maximum of concurrent
 /// requests. With Envoy's default of three retries, more than three requests to a Pod that has just stopped could fail.
 const MOST_RETRIES: UInt32Value = UInt32Value { value: 1024 };
 
@@ -293,7 +293,8 @@ fn assignment(
 
 /// Returns the weight of a locality: the number of its ready members, so that each ready member gets the same share of
 /// requests. gRPC divides the requests by the weights of the localities, and only then ignores members that are not
-/// ready. A locality without ready members has no weight, because the weight 0 is invalid; gRPC ignores such a locality.
+/// ready. A locality without ready members has no weight, because the weight 0 is invalid; gRPC ignores such a
+/// locality.
 fn weight(endpoints: &[LbEndpoint]) -> Option<UInt32Value> {
     let ready = endpoints.iter().filter(|endpoint| endpoint.health_status() == HealthStatus::Healthy).count();
     (ready > 0).then(|| UInt32Value { value: u32::try_from(ready).unwrap_or(u32::MAX) })

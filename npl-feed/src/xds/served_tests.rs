@@ -43,7 +43,7 @@ use crate::{
 };
 
 const PATIENCE: Duration = Duration::from_mins(1);
-/// The number of names to which all streams of a test may subscribe.
+/// The maximum number of names to which all streams of a test may subscribe.
 const MOST_NAMES: usize = 1000;
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
@@ -77,8 +77,8 @@ impl Server {
         Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
     }
 
-    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends it. Returns the
-    /// trailers of the answer, or `None` if the server has reset the stream.
+    /// Sends any bytes as the body of a gRPC request, and reads the answer until the server ends the stream. Returns
+    /// the trailers of the answer, or `None` if the server has reset the stream.
     async fn call(&self, method: &str, body: Vec<u8>) -> Option<HeaderMap> {
         let request = http::Request::post(method).header("content-type", "application/grpc").header("te", "trailers");
         let request = request.body(tonic::body::Body::new(Body::from(body))).unwrap();
@@ -90,7 +90,7 @@ impl Server {
         timeout(PATIENCE, answer).await.expect("the server does not end its answer")
     }
 
-    /// Sends bytes by a connection of its own, and reads until the server closes the connection.
+    /// Sends bytes on a new connection, and reads until the server closes the connection.
     async fn send(&self, bytes: &[u8]) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         // Errors are ignored, because the server may have closed the connection already.
@@ -151,8 +151,8 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// A gRPC message: random bytes, or a request in which some bytes are replaced. Some messages have a wrong flag of
-/// compression, or a wrong length.
+/// A gRPC message: random bytes, or a request in which some bytes are replaced. Some messages have a wrong compression
+/// flag, or a wrong length.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
     let replaced = prop::collection::vec((any::<Index>(), any::<u8>()), 0..3);
     let changed = (request(), replaced).prop_map(|(mut message, replaced)| {
@@ -326,8 +326,8 @@ async fn a_request_with_too_many_names_ends_its_stream() {
     server.task.abort();
 }
 
-/// A delta client that connects again sends the versions of all its resources. The request is larger than the usual
-/// limit of gRPC servers for a few thousand names.
+/// A delta client that connects again sends the names and versions of all its resources. With 15 000 resources, the
+/// request has more than 1 MiB.
 #[tokio::test]
 async fn a_delta_client_with_many_resources_can_connect_again() {
     let server = Server::with_names(100_000);

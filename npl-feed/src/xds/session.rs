@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that both variants of xDS share: state of the world and delta.
+//! The code that the two variants of xDS share: state of the world and delta.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -55,11 +55,11 @@ impl SubscribedNames {
         if is_wanted { resources::version_of(kind, name, group) } else { None }
     }
 
-    /// Returns the names whose resources may differ from the resources that the client has. `known` contains the names of
-    /// these resources.
+    /// Returns the names whose resources may differ from the resources that the client has. `known` contains the names
+    /// of these resources.
     ///
-    /// After a new snapshot, these are the names of the changed Services, so that the work for a client with thousands
-    /// of clusters depends on the number of changes.
+    /// After a new snapshot, only the names of the changed Services are returned, so that the work for a client with
+    /// thousands of clusters depends only on the number of changes.
     pub(super) fn affected<V>(
         &self,
         trigger: Trigger<'_>,
@@ -96,11 +96,11 @@ pub(super) trait Session: Default + Send + 'static {
     fn subscribe(&mut self, request: &Self::Request) -> Subscribed;
     /// Returns the types with subscriptions, in the order in which a client needs their responses.
     fn kinds(&self) -> Vec<Kind>;
-    /// Returns the response with the changes since the last response of the type; `None` if there are none and the
-    /// trigger demands no answer.
+    /// Returns the response with the changes since the last response of the type; `None` if there are no changes and
+    /// the trigger demands no answer.
     fn respond(&mut self, kind: Kind, snapshot: &Snapshot, trigger: Trigger<'_>) -> Option<Reply>;
-    /// Returns the number of names in memory: for each type, the subscribed names or the names of the resources that
-    /// the client has, whichever are more.
+    /// Returns the number of names in memory: the sum over all types, where each type counts its subscribed names or
+    /// the names of the resources that the client has, whichever are more.
     fn names(&self) -> usize;
 }
 

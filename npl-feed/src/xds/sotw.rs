@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state-of-the-world variant of xDS. A request names all subscribed resources. A response to a new snapshot
-//! contains all subscribed clusters and listeners, but only the changed endpoints and routes.
+//! The state-of-the-world variant of xDS. A request names all subscribed resources of one type. Clients remove clusters
+//! and listeners that a response lacks, so a response with clusters or listeners contains all that are subscribed.
+//! After a new snapshot, a response with endpoints or routes contains only those that have changed.
 
 use std::{collections::BTreeMap, mem};
 
@@ -28,14 +29,14 @@ struct Subscription {
     /// unsubscribes from all resources. Before such a request, an empty list of clusters or listeners is a wildcard
     /// subscription, and an empty list of endpoints or routes subscribes to nothing.
     has_named: bool,
-    /// By name: the versions of the resources that were sent to the client.
+    /// By name: the version that was last sent to the client of each resource.
     sent: BTreeMap<String, Version>,
     /// The nonce of the last response; empty before the first response.
     nonce: String,
 }
 
 impl Subscription {
-    /// Replaces the subscribed names with the names in a request. Returns whether they have changed.
+    /// Replaces the subscribed names with the names in a request. Returns whether the subscribed names have changed.
     fn subscribe(&mut self, kind: Kind, names: &[String]) -> bool {
         let is_all = |name: &String| name == "*";
         self.has_named |= !names.is_empty();

@@ -230,7 +230,8 @@ fn a_wildcard_gets_all_clusters_and_no_listener() {
     assert!(response.resources.is_empty());
 }
 
-/// The responses to many clients that do not read take little memory, because they share the encoded endpoints.
+/// The responses to many clients that do not read take little memory, because the responses share the encoded
+/// endpoints.
 #[test]
 fn clients_share_the_encoded_endpoints() {
     let snapshot = two_services().snapshot();
@@ -318,8 +319,8 @@ fn of_thousands_of_clusters_only_the_changed_one_is_pushed() {
     assert_eq!(pushed.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), [NAME]);
 }
 
-/// Of thousands of clusters, a change of one costs each stream only look-ups of this one, and all streams together one
-/// digest for each resource type, because the streams share the version of a changed resource.
+/// If one of thousands of clusters changes, each stream looks up only this cluster and its endpoints. All streams
+/// together compute one digest for each resource type, because the streams share the version of a changed resource.
 #[test]
 fn one_change_computes_one_digest_for_all_streams() {
     const OTHERS: usize = 3000;
@@ -519,8 +520,8 @@ fn delta_subscribes_to_the_asterisk_and_unsubscribes_from_it() {
     assert_eq!(pushed[0].1.removed_resources, [ALIAS]);
 }
 
-/// After a reconnect, a client with the asterisk gets only the resources that it does not have, and the names of those
-/// that no longer exist.
+/// After a reconnect, a client with the asterisk gets only the resources that it does not have, and the names of the
+/// resources that no longer exist.
 #[test]
 fn delta_with_the_asterisk_keeps_what_a_client_has_after_a_reconnect() {
     let snapshot = two_services().snapshot();
@@ -642,7 +643,7 @@ proptest! {
             }
             if let Some(wanted) = wanted {
                 for kind in KINDS {
-                    // Of the names from which it unsubscribes, a client keeps no resources.
+                    // A client drops the resources of names from which it unsubscribes.
                     let is_wildcard = kind.is_complete() && wanted.contains(&"*");
                     held.0.retain(|(known, name), _| *known != kind || is_wildcard || wanted.contains(&name.as_str()));
                     let response_nonce = nonces.get(&kind).cloned().unwrap_or_default();

@@ -172,7 +172,7 @@ pub(crate) fn until<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The status code and body of the feed's answer.
+/// Requests a path of the feed. Returns the status code and the body of the answer; `None` if the feed does not answer.
 pub(crate) fn get(path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(FEED).ok()?;
     stream.set_read_timeout(Some(LIMIT)).ok()?;
@@ -227,7 +227,8 @@ fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPla
 }
 
 /// A deleted replica serves changes of the cluster by all interfaces until its delay ends, because kube-proxy on the
-/// Nodes may still send clients to the replica. The delay of this test's replica exceeds the test's time limit.
+/// Nodes may still send clients to the replica. The delay of this test's replica exceeds the test's time limit, so only
+/// the second SIGTERM can end the replica in time.
 fn a_replica_serves_after_sigterm_until_a_second_sigterm(mut feed: Running, plane: &ControlPlane) {
     feed.terminate();
     until("log line about the delay", || plane.log().contains("SIGTERM: the feed serves").then_some(()));

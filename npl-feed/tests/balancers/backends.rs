@@ -40,7 +40,7 @@ impl Backends {
         let listener = self.runtime.block_on(TcpListener::bind(address)).unwrap();
         let task = self.runtime.spawn(async move {
             let router = Router::new().route("/", any(|| async move { name }));
-            // Prometheus scrapes an empty list of metrics.
+            // For Prometheus, which scrapes the Pods: an empty list of metrics.
             let router = router.route("/metrics", any(|| async {}));
             let ended = async {
                 // The receiver's error is ignored: it only means that the sender was dropped, which stops the server.

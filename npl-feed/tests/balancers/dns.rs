@@ -114,7 +114,7 @@ fn denials_are_right(program: &str) {
     assert_eq!((foreign.code.as_str(), foreign.answers.len()), ("REFUSED", 0), "{}", foreign.text);
 }
 
-/// Checks that an answer by UDP does not have the members of `WEB`, even if the client accepts large datagrams.
+/// Checks that an answer by UDP does not contain the members of `WEB`, even if the client accepts large datagrams.
 pub(crate) fn expect_truncation_by_udp() {
     for size in ["+noedns", "+bufsize=65535"] {
         let answer = ask("dig", &format!("{size} +ignore SRV {WEB}"));

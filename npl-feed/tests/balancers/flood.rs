@@ -28,7 +28,7 @@ const FLOOD_LIMIT: u64 = 24 * 1024;
 const WEB: &str = "_http._tcp.web-001.production.npl.internal.";
 
 /// The hard limit of open files of a feed, and the number of idle connections that the test opens to each interface of
-/// the feed. If the feed accepted all connections to one interface, they would take all file descriptors.
+/// the feed. If the feed kept all connections to one interface, these would take all file descriptors.
 const FEW_FILES: usize = 400;
 
 /// A query for the members of `WEB`.

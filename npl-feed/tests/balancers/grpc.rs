@@ -92,7 +92,7 @@ fn grpc_client_balances_over_the_pods_by_itself() {
     });
 }
 
-/// The number of requests of which the client's distribution is counted.
+/// The number of requests over which the test counts how the client distributes them.
 const COUNTED: usize = 400;
 
 /// A zone with one ready and nine draining Pods gets the requests of one Pod, not of ten.
@@ -130,8 +130,9 @@ fn grpc_client_gives_ready_pods_of_two_zones_the_same_share() {
         }
         println!("grpc: {counts:?}");
         assert!(counts.keys().all(|name| ready.iter().any(|ready| ready == name)), "{counts:?}");
-        // Each of the four Pods should get a quarter of the requests. Of 400 requests, half of them for one Pod would be
-        // 11 standard deviations more; with the weight of all ten Pods, the zone would get ten of thirteen requests.
+        // Each of the four ready Pods should get a quarter of the 400 requests; half of the requests would be 11
+        // standard deviations more. If the weight of the zone counted its nine draining Pods, the zone's ready Pod
+        // would get ten of thirteen requests.
         assert!(counts.len() == 4 && counts.values().all(|count| *count < COUNTED / 2), "{counts:?}");
     });
 }

@@ -27,7 +27,7 @@ const UNREAD: usize = 1000;
 /// The number of xDS connections on which requests are not completed, and the bytes of each incomplete request.
 const INCOMPLETE: usize = 800;
 const REQUEST_BYTES: usize = 60_000;
-/// More than the number of sockets of all these clients.
+/// The soft limit of open files of the test process: more than all these clients have sockets.
 const OPEN_FILES: u64 = 4096;
 /// The number of connections with an open stream on which a large request is complete, and the size of the request.
 const COMPLETE: usize = 40;
@@ -39,8 +39,9 @@ const MOST_NAMES: usize = 100_000;
 const LARGEST_RESPONSE: usize = 64 * 1024 * 1024;
 /// The length of the longest name.
 const LONGEST_NAME: usize = 143;
-/// The upper limits of the memory for unread answers and incomplete requests, for the connections and streams of each
-/// interface, and for subscriptions, in KiB. The container of the feed also has memory for a flood of DNS queries.
+/// The upper limits in KiB: the memory for unread answers and incomplete requests, for the connections and streams of
+/// HTTP, and for the connections, streams and subscriptions of xDS. The memory limit of the feed's container also
+/// covers a flood of DNS queries.
 const HELD_LIMIT: u64 = 24 * 1024;
 const HTTP_LIMIT: u64 = 88 * 1024;
 const XDS_LIMIT: u64 = 32 * 1024;

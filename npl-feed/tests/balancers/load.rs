@@ -19,7 +19,7 @@ use tokio::{
 
 /// The timeout of a request to the load balancer.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Time between two requests of one client.
+/// The time between two requests of one client.
 const PACE: Duration = Duration::from_millis(10);
 const CLIENTS: usize = 3;
 
@@ -28,7 +28,8 @@ const CLIENTS: usize = 3;
 pub(crate) struct Seen {
     /// The number of requests.
     pub(crate) requests: usize,
-    /// For each Pod, the number of requests that it has answered, and the sequence number of the last one.
+    /// For each Pod: the number of requests that the Pod has answered, and the sequence number of the last of these
+    /// requests.
     pub(crate) answers: BTreeMap<String, (usize, usize)>,
     /// The failed requests: those without a complete answer with the status code 200. Each element has the request's
     /// number, its duration and the cause.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real load balancers, with exactly the configuration of docs/load-balancers.md, read their members from the feed
 //! while Pods are created, deleted and crash, and while a replica of the feed does not run. No request may fail: each
-//! must be answered by a Pod of the Service.
+//! request must be answered by a Pod of the Service.
 //!
 //! Each test runs in its own network namespace. Servers at the node addresses and node ports stand in for the Pods;
 //! other tests cover the datapath.
@@ -55,7 +55,8 @@ fn envoy_serves_all_requests() {
     serve_all_requests("envoy_serves_all_requests", &ENVOY, 1);
 }
 
-/// Envoy also reads the feed by the state-of-the-world variant of xDS, if only the `api_type` of the example is changed.
+/// Envoy also reads the feed by the state-of-the-world variant of xDS, if only the `api_type` of the example is
+/// changed.
 #[test]
 fn envoy_serves_all_requests_by_state_of_the_world() {
     let replacement = ("api_type: DELTA_GRPC", "api_type: GRPC");

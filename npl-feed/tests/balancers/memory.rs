@@ -95,7 +95,7 @@ fn node_ip(number: usize) -> String {
     format!("192.0.2.{}", number + 1)
 }
 
-/// A page of a list, or a watch without events.
+/// Answers with a page of a list, or with a watch without events.
 fn answer(query: &BTreeMap<String, String>, count: usize, object: fn(usize) -> Value) -> Response {
     if query.get("watch").is_some_and(|watch| watch == "true") {
         return Body::from_stream(futures::stream::pending::<std::io::Result<Vec<u8>>>()).into_response();
@@ -161,7 +161,8 @@ pub(crate) struct LargeCluster {
 }
 
 impl LargeCluster {
-    /// Starts the feed with the soft limit of open files of container runtimes; the feed must raise the limit itself.
+    /// Starts the feed with the soft limit of open files that container runtimes set; the feed must raise the limit
+    /// itself.
     pub(crate) fn start() -> Self {
         Self::with_open_files("1024:")
     }
@@ -193,15 +194,15 @@ impl LargeCluster {
         fs::read_to_string(self.folder.join("npl-feed.log")).unwrap()
     }
 
-    /// The largest resident memory that the feed has had, in KiB. In a debug build, without the pages of the program's
-    /// file.
+    /// The largest resident memory that the feed has had, in KiB. A debug build does not count the pages of the
+    /// program's file.
     pub(crate) fn peak_memory(&self) -> u64 {
         let [peak, file] = ["VmHWM", "RssFile"].map(|name| field(&self.process, name));
         if cfg!(debug_assertions) { peak.saturating_sub(file) } else { peak }
     }
 
-    /// The resident memory of the feed, in KiB. In a debug build, without the pages of the program's file, because they
-    /// alone take more than half of the limit.
+    /// The resident memory of the feed, in KiB. A debug build does not count the pages of the program's file, because
+    /// these pages alone take more than half of the limit.
     pub(crate) fn memory(&self) -> u64 {
         field(&self.process, if cfg!(debug_assertions) { "RssAnon" } else { "VmRSS" })
     }

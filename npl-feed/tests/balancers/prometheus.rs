@@ -22,7 +22,7 @@ use crate::{
 const LISTEN: &str = "127.0.0.1:9090";
 const DASHBOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/npl/files/dashboard.json");
 
-/// A running Prometheus, killed when dropped.
+/// A running Prometheus, which is killed when this value is dropped.
 struct Prometheus {
     process: Child,
     log: PathBuf,

@@ -26,7 +26,8 @@ use crate::{
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/load-balancers.md");
 /// The second cell in the first row of the page's table.
 const HEADING: &str = "| repeats requests that a Pod may have received |";
-/// If this many successive requests need no repetition, the load balancer counts as no longer using a removed Pod.
+/// If this many successive requests cause no attempt at a removed Pod, the test assumes that the load balancer no
+/// longer uses the Pod.
 const QUIET: usize = 20;
 
 /// The row of a load balancer in the page's table: the methods whose requests it repeats, and the methods whose

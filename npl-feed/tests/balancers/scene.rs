@@ -42,7 +42,8 @@ use crate::{
 
 /// The timeout of each wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(3);
-/// If this many successive requests reach other Pods, the load balancer counts as no longer using a Pod.
+/// If this many successive requests reach other Pods, the test assumes that the load balancer no longer uses a deleted
+/// Pod.
 pub(crate) const QUIET: usize = 150;
 /// The port on which each load balancer listens in docs/load-balancers.md.
 pub(crate) const BALANCER: &str = "127.0.0.1:8000";
@@ -166,7 +167,8 @@ impl Scene {
     }
 
     /// Crashes a Pod without a drain: first, the Pod's server resets connections; then no process listens at the Pod's
-    /// address. The load balancer has to repeat requests at another Pod until the crashed Pod is not ready.
+    /// address. The load balancer has to repeat requests at another Pod until the feed reports the crashed Pod as not
+    /// ready.
     pub(crate) fn lose_a_pod(&mut self) {
         let lost = self.of_web().remove(0);
         self.backends.crash(&lost);
@@ -246,7 +248,7 @@ impl Scene {
         }
     }
 
-    /// Deletes Pods. As with a `preStop` sleep, the Pods stop only after the load balancer has stopped using them.
+    /// Deletes Pods. As with a `preStop` sleep, the Pods stop only after the load balancer sends them no more requests.
     fn drain_and_end(&mut self, names: &[String]) {
         let started = Instant::now();
         for name in names {
@@ -343,7 +345,7 @@ impl Deref for Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let removed = fs::remove_dir_all(&self.0);
-        // A failed test shows its own error.
+        // If the test has failed, the test's error is shown instead of an error of the removal.
         if !thread::panicking() {
             removed.unwrap();
         }

@@ -25,11 +25,11 @@ use crate::{
     network,
 };
 
-/// The number of xDS streams that are not read, and the number of streams of one connection.
+/// The number of xDS streams whose responses the clients do not read, and the number of streams of one connection.
 const STREAMS: usize = 100;
 const STREAMS_PER_CONNECTION: usize = 4;
-/// The number of responses with all endpoints that each stream requests. The feed computes further responses only after
-/// the client has read.
+/// The number of requests for all endpoints that each stream sends. The feed computes this many responses for a client
+/// that does not read, and further responses only after the client has read.
 const RESPONSES: usize = 3;
 /// The counter of the successful answers by HTTP.
 const ANSWERS: &str = r#"npl_feed_http_answers_total{answer="2xx"}"#;
@@ -54,7 +54,8 @@ pub(crate) async fn connect() -> Client {
     Client::new(endpoint().connect().await.unwrap())
 }
 
-/// Connects a client with small HTTP/2 flow-control windows, which accept only few bytes until the client reads.
+/// Connects a client with small HTTP/2 flow-control windows, so that the feed can send only few bytes before the client
+/// reads.
 async fn connect_with_small_windows() -> Client {
     let endpoint = endpoint().initial_stream_window_size(1024).initial_connection_window_size(64 * 1024);
     Client::new(endpoint.connect().await.unwrap())
@@ -74,8 +75,8 @@ async fn request_all(client: &mut Client, is_delta: bool) -> Box<dyn Send> {
     Box::new(client.stream_aggregated_resources(requests).await.unwrap())
 }
 
-/// Reads one of the feed's counters. The metrics contain a counter only after its first event, so a missing counter is
-/// read as 0. `None` if the feed does not answer.
+/// Reads one of the feed's counters. The metrics contain a counter only after the counter's first event, so a missing
+/// counter is read as 0. `None` if the feed does not answer.
 pub(crate) fn read_count(counter: &str) -> Option<usize> {
     let (200, metrics) = api_server::get("/metrics")? else { return None };
     Some(metrics.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse().ok()).unwrap_or(0))

@@ -3,7 +3,8 @@
 //! requests to the node ports of ready, non-terminating Pods, and never retries a request.
 //!
 //! Requests are sent at a constant rate, round-robin over all members, each from a new socket. A response is correct
-//! only if it comes from the Pod whose annotation names the member and if that Pod observed this client's address.
+//! only if the Pod whose annotation names the member has sent the response, and if this Pod has observed the balancer's
+//! address.
 
 mod members;
 mod pool;
@@ -26,7 +27,7 @@ use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
 
-/// The maximum number of concurrent requests. The number is so large that slow requests hardly lower the rate.
+/// The maximum number of concurrent requests, large enough that slow requests hardly lower the rate.
 const WORKERS: u32 = 32;
 
 /// The configuration of a balancer.
@@ -36,7 +37,7 @@ pub struct Options {
     pub namespace: String,
     /// The target ports, one pool each.
     pub ports: Vec<Port>,
-    /// Requests per second; fewer on a machine that is too slow for this rate.
+    /// The number of requests per second. If the machine is too slow for this rate, the balancer sends fewer requests.
     pub rate: u32,
     /// The time from a change at the API server until the balancer uses the changed members.
     pub delay: Duration,
@@ -77,7 +78,7 @@ impl Balancer {
                 stopped,
             };
             balancer.stops.push(stop);
-            // The worker inherits the network namespace of the thread that starts it, and so sends from `netns`.
+            // The worker inherits the network namespace of the thread that starts it, so the worker sends from `netns`.
             balancer.workers.push(netns.run(move || thread::spawn(move || worker.work()))?);
         }
         Ok(balancer)
@@ -139,8 +140,8 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => return report,
             }
-            // A late worker sends no additional requests to catch up, because these would take processor time from the
-            // cluster, which is slow already.
+            // A late worker sends no additional requests to catch up, because the additional requests would take
+            // processor time from a cluster that is already slow.
             due = (due + self.interval).max(Instant::now());
             let turn = self.turn.fetch_add(1, Ordering::Relaxed);
             let asked = Instant::now();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::members::Member;
 
 /// Versions of the member list, each with the time from which the balancer uses this version. The version in use is the
-/// newest one whose time is not in the future.
+/// newest version whose time is not in the future.
 #[derive(Debug)]
 pub(super) struct Pool {
     delay: Duration,
@@ -22,8 +22,8 @@ impl Pool {
         Self { delay, closed: AtomicBool::new(false), versions: RwLock::default() }
     }
 
-    /// Adds the current members from the API server. The first list is effective immediately, later ones after the
-    /// delay.
+    /// Adds the current members from the API server. The first list is effective immediately; later lists are effective
+    /// after the delay.
     pub(super) fn set(&self, members: Vec<Member>) {
         let now = Instant::now();
         let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);

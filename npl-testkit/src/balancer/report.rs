@@ -11,7 +11,7 @@ use crate::echo::Protocol;
 /// The number of failures that are recorded in detail; further failures are only counted.
 const KEPT: usize = 20;
 
-/// Why a request failed.
+/// The kind of a request's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// The Pod, or its Node, rejected the connection.
@@ -38,17 +38,17 @@ pub struct Failure {
 /// Counters of all requests, and the first failures in detail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Correct responses by Pod.
+    /// The number of correct responses by Pod.
     pub pods: BTreeMap<String, u64>,
-    /// Correct responses by protocol and family; `true` is IPv6.
+    /// The number of correct responses by protocol and family; `true` is IPv6.
     pub answered: BTreeMap<(Protocol, bool), u64>,
-    /// Failed requests by kind and family; `true` is IPv6.
+    /// The number of failed requests by kind and family; `true` is IPv6.
     pub failed: BTreeMap<(Kind, bool), u64>,
     /// The first failures.
     pub failures: Vec<Failure>,
-    /// Requests that were not sent because there was no member.
+    /// The number of requests that were not sent, because there was no member.
     pub unserved: u64,
-    /// TCP segments that were retransmitted in the balancer's network namespace.
+    /// The number of TCP segments that were retransmitted in the balancer's network namespace.
     pub resent: u64,
     /// The longest response time of a correct response.
     pub slowest: Duration,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pause container: waits for signals and thereby keeps a Pod's namespaces open.
+//! The pause container: keeps a Pod's namespaces open until a signal ends the program.
 
 use std::process::ExitCode;
 

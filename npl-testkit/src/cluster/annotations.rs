@@ -16,7 +16,7 @@ use crate::poll;
 /// One value of an annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// When the watch first delivered the value.
+    /// The time at which the watch first delivered the value.
     pub at: Instant,
     /// The value; `None` if the annotation is absent.
     pub value: Option<String>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes objects for tests without a kubelet. This module itself writes the status of Pods and Nodes.
+//! Kubernetes objects for tests without a kubelet. In place of the kubelet, this module writes the status of Pods and
+//! Nodes.
 
 mod annotations;
 mod mapping;
@@ -58,7 +59,7 @@ pub fn timeout_option() -> &'static str {
     OPTION.get_or_init(|| format!("--timeout={}s", (COMMAND_LIMIT * poll::patience()).as_secs()))
 }
 
-/// Returns the path of a namespace's Pods with a label such as `app=web`.
+/// Returns the API path that lists the Pods of a namespace with a label. The label has the form `app=web`.
 pub fn pods_with_label(namespace: &str, label: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", label.replace('=', "%3D"))
 }

@@ -53,10 +53,10 @@ pub struct Member {
 #[derive(Debug)]
 pub struct Pools {
     consumer: Consumer,
-    /// How long a member stays in its pool after the member's removal from the annotation.
+    /// The time for which a member stays in its pool after the member's removal from the annotation.
     keeps_dead: Duration,
     ports: Vec<PoolPort>,
-    /// When each member is dropped; `None` while an annotation names the member.
+    /// By member: the time at which the member is dropped; `None` while an annotation names the member.
     members: BTreeMap<Member, Option<Duration>>,
 }
 
@@ -92,9 +92,9 @@ impl Pools {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// Returns the misdirected members. At the address of such a member, another Pod responds than the Pod whose
-    /// annotation named the member. Each member is returned with the name of the Pod that responds, which `answers`
-    /// finds by address and protocol.
+    /// Returns the misdirected members. At the address of a misdirected member, a Pod responds that is not the Pod
+    /// whose annotation named the member. Each member is returned with the name of the Pod that responds, which
+    /// `answers` finds by address and protocol.
     pub fn misdirected(
         &self,
         now: Duration,

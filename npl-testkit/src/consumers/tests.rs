@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Annotations with the results that the real consumers produced for them.
+//! Tests the models with annotations for which the results of the real consumers are known.
 
 use std::net::SocketAddr;
 

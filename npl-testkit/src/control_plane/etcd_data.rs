@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Copies of etcd's data: backups, and the template from which control planes start. The first start of an API server
-//! with empty data writes several hundred objects, and takes twice as much processor time as a start with the data of an
-//! earlier start.
+//! with empty data writes several hundred objects, and takes twice as much processor time as a start with the data of
+//! an earlier start.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 
-/// The files of etcd's data, in memory, so that no file of one run is needed by another.
+/// The files of etcd's data, in memory, so that a run does not need the files of another run.
 #[derive(Debug)]
 pub(super) struct EtcdData {
     files: Vec<DataFile>,
@@ -29,7 +29,7 @@ impl EtcdData {
     /// Reads the data of an etcd that has stopped.
     ///
     /// # Errors
-    /// If a file cannot be read.
+    /// Returns an error if a file cannot be read.
     pub(super) fn read(data: &Path) -> Result<Self> {
         let mut files = Vec::new();
         let mut folders = vec![data.to_owned()];
@@ -58,7 +58,7 @@ impl EtcdData {
     /// Writes the data for an etcd that has not started.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// Returns an error if a file cannot be written.
     pub(super) fn write(&self, data: &Path) -> Result<()> {
         for DataFile { path, bytes, size } in &self.files {
             let path = data.join(path);
@@ -90,10 +90,10 @@ impl Template {
     }
 
     /// Returns `None` at the first call, and the template at each later call. The second call makes the template with
-    /// `make`, and concurrent calls wait for it.
+    /// `make`, and concurrent calls wait for the template.
     ///
     /// # Errors
-    /// The errors of `make`. After an error, the next call makes the template.
+    /// Returns the error of `make`. After an error, the next call makes the template.
     pub(super) fn get(&self, make: impl FnOnce() -> Result<EtcdData>) -> Result<Option<&'static EtcdData>> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match *state {
@@ -102,7 +102,7 @@ impl Template {
                 Ok(None)
             }
             State::Wanted => {
-                // A few hundred kilobytes that are used until this process ends.
+                // The leak is harmless: the template has a few hundred kilobytes, and is used until this process ends.
                 let template: &'static EtcdData = Box::leak(Box::new(make()?));
                 *state = State::Made(template);
                 Ok(Some(template))

@@ -42,7 +42,7 @@ const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 /// The name of the directory of etcd's data.
 const ETCD_DIRECTORY: &str = "etcd";
 
-/// Time limit of a start, which takes 3 s on an idle machine with two cores.
+/// The time limit of a start, which takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
 /// The time limit for stopping the API server, which open watches delay.
@@ -57,7 +57,7 @@ const NETWORK_PORT: u16 = 443;
 /// The ranges of Service addresses.
 pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 
-/// The address of the API server's Service, the first one of the range.
+/// The address of the API server's Service, the first address of the range.
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// etcd's data after a first start of the API server, for all later control planes of this process without kubelets.
@@ -80,7 +80,7 @@ pub struct ControlPlane {
     binaries: Binaries,
 }
 
-/// Which programs can reach the control plane.
+/// The programs that can reach the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// Only programs of this run, over the loopback device; there are no kubelets and controllers.
@@ -105,8 +105,7 @@ struct Binaries {
 impl ControlPlane {
     /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until both are ready.
     ///
-    /// There are no kubelets and controllers: tests write the updates of kubelets and controllers to the API server
-    /// themselves.
+    /// No kubelets or controllers run: tests write the updates of kubelets and controllers to the API server.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
         Self::start_with_flags(run, netns, &[])
     }
@@ -124,7 +123,7 @@ impl ControlPlane {
         Self::launch(run, Some(netns), Reach::Network(address), accounts, &[], None)
     }
 
-    /// Starts a control plane once and returns the data that it wrote.
+    /// Starts a control plane once and returns etcd's data.
     fn make_template(run: &Run) -> Result<EtcdData> {
         let mut plane = Self::launch(run, None, Reach::Loopback, &[], &[], None)?;
         plane.kill_api_server()?;
@@ -164,7 +163,8 @@ impl ControlPlane {
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
         // On a busy emulated processor, the start can exceed the API server's own limit of one minute, and the API
-        // server exits. In this case it is restarted, as a kubelet would do, and the second start takes less time.
+        // server exits. In this case, the API server is restarted, as a kubelet would do, and the second start takes
+        // less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -267,7 +267,8 @@ impl ControlPlane {
         self.directory.join(AGENT_KUBECONFIG)
     }
 
-    /// Returns the agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
+    /// Returns the agent's kubeconfig with another loopback port, such as the port of a proxy in front of the API
+    /// server.
     pub fn agent_kubeconfig_by(&self, port: u16) -> Result<PathBuf> {
         let path = self.directory.join(format!("agent-{port}.kubeconfig"));
         if path.exists() {

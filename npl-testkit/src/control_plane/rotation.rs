@@ -13,11 +13,11 @@ use crate::agent::ServiceAccount;
 pub const SERVICE_ACCOUNT: &str = "secrets/kubernetes.io/serviceaccount";
 
 impl ControlPlane {
-    /// Replaces the API server's certificate and CA with new ones. Returns once the API server is ready again. Clients
-    /// that were created before do not trust the new CA.
+    /// Replaces the API server's certificate and CA. Returns once the API server is ready again. Clients that were
+    /// created before do not trust the new CA.
     pub fn replace_certificate(&mut self) -> Result<()> {
         self.stop_api_server()?;
-        // When the API server starts without a CA and a certificate, it creates new ones.
+        // An API server that starts without a CA and a certificate creates both.
         fs::remove_dir_all(self.directory.join("certs")).context("remove the API server's certificate")?;
         self.start_api_server()
     }

@@ -2,9 +2,9 @@
 //! The echo server, which stands in for a Pod's application: it reports its own name and the client's address.
 //!
 //! The server answers every UDP datagram and every TCP line with one line of JSON. A datagram that begins with `PAD
-//! <bytes>` requests a response of that length, padded with blanks. Three first words of a TCP line are special: `GET`
-//! requests an HTTP response; `UPLOAD <bytes> <seed>` is followed by that many bytes of [`pattern::Pattern`], and the
-//! server returns their digest; `DOWNLOAD <bytes> <seed>` requests that many bytes.
+//! <bytes>` requests a response of that length, padded with blanks. Three first words of a TCP line are special. `GET`
+//! requests an HTTP response. After `UPLOAD <bytes> <seed>`, the client sends that many bytes of [`pattern::Pattern`],
+//! and the server returns the digest of these bytes. `DOWNLOAD <bytes> <seed>` requests that many bytes of the pattern.
 
 pub mod pattern;
 mod server;

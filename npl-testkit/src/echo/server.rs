@@ -151,7 +151,7 @@ fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
         outcome = socket.bind(&address.into());
         outcome.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::AddrInUse).then_some(())
     };
-    // If the port does not become free, the caller gets the error of `bind`, which is more useful than that of the
+    // If the port does not become free, the caller gets the error of `bind`, which is more useful than the error of the
     // timeout.
     drop(poll::until("a free port", EXECUTION, is_settled));
     outcome
@@ -160,8 +160,8 @@ fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((stream, _client)) = listener.accept() else { continue };
-        // The timeout is set again, because the connection inherits the listener's, which is too short for clients on a
-        // loaded machine.
+        // The timeout is set again, because the connection inherits the listener's timeout, which is too short for
+        // clients on a loaded machine.
         if stream.set_read_timeout(Some(CLIENT_PAUSE)).is_err() {
             continue;
         }
@@ -188,7 +188,7 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
             if let Some(wanted) = wanted_length(request) {
                 line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
             }
-            // An error is ignored: for the client, it has the same effect as a lost response.
+            // An error is ignored, because for the client, an error has the same effect as a lost response.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }

@@ -4,8 +4,8 @@
 //!
 //! The dispatcher is a generated function that calls XDP programs directly instead of through a pointer.
 //! `BPF_PROG_TEST_RUN` adds its program to the dispatcher at the start of each call, and removes the program at the
-//! end. The kernel waits for an RCU grace period in both steps: some 28 ms per call, in which no packet is sent. If the
-//! program is also attached to a device, it is in the dispatcher already, and the kernel skips both steps.
+//! end. The kernel waits for an RCU grace period in both steps: about 28 ms per call, in which no packet is sent. If
+//! the program is also attached to a device, it is in the dispatcher already, and the kernel skips both steps.
 
 use std::error::Error;
 use std::fmt;
@@ -76,7 +76,7 @@ impl Error for Overhead {}
 ///
 /// # Errors
 ///
-/// If the calls take longer: the measured rate would then include time that is not spent on packets.
+/// Returns an error if the calls take longer: the measured rate would then include time that is not spent on packets.
 pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<(), Overhead> {
     if cost * calls * 1000 <= sample * TOLERATED_PER_MILLE { Ok(()) } else { Err(Overhead { cost, calls, sample }) }
 }

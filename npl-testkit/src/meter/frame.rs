@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The first frame of each kind of packet. The packet generator derives all further frames from the first one.
+//! The first frame of each kind of packet. The packet generator derives all further frames from the first frame.
 
 use std::net::SocketAddr;
 
@@ -10,15 +10,15 @@ use crate::echo::Protocol;
 use crate::packet::{Ethernet, Packet, sctp_chunks, tcp_flags};
 use crate::topology::Device;
 
-/// Bytes of the Ethernet, IPv4 and UDP headers.
+/// The size of the Ethernet, IPv4 and UDP headers together, in bytes.
 const UDP_HEADERS: usize = 14 + 20 + 8;
 
 /// The payload size of a first fragment. Payload and UDP header together are a multiple of eight bytes, as in all
 /// fragments except the last one.
 const FRAGMENT_PAYLOAD: usize = 16;
 
-/// The content of an SCTP chunk. It is shorter than that of a real client's INIT, so that the packet fits into
-/// [`FRAME_BYTES`].
+/// The content of an SCTP chunk. The content is shorter than the content of a real client's INIT, so that the packet
+/// fits into [`FRAME_BYTES`].
 const CHUNK_CONTENT: [u8; 8] = [1; 8];
 
 /// A generated packet.
@@ -36,11 +36,12 @@ pub enum Segment {
     Null,
     /// A TCP segment with the flags SYN and ACK.
     SynAck,
-    /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets but the first: the
-    /// generator does not update the CRC, and it writes the UDP checksum's update to the same bytes of an SCTP packet,
-    /// which are half of the tag.
+    /// An SCTP packet with an INIT chunk. The CRC and the verification tag are wrong in all packets except the first.
+    /// The generator does not update the CRC. At the position of a UDP checksum, an SCTP packet has half of its tag,
+    /// which the generator overwrites.
     SctpInit,
-    /// An SCTP packet with a DATA chunk. As in [`Self::SctpInit`], CRC and tag are wrong in all packets but the first.
+    /// An SCTP packet with a DATA chunk. As in [`Self::SctpInit`], the CRC and the tag are wrong in all packets except
+    /// the first.
     SctpData,
     /// The first fragment of a UDP datagram whose other fragments never follow.
     FirstFragment,

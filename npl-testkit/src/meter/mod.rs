@@ -33,7 +33,7 @@ use crate::live_frames::{self, Stopwatch};
 use crate::topology::{Client, Device, Pod};
 use crate::{poll, process, tools};
 
-/// Packets sent between two checks for an interruption.
+/// The number of packets that are sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
 /// The number of packets that a call sends when the meter measures the time of the call itself. The number is small, so
@@ -65,7 +65,7 @@ pub struct Meter {
     /// The device on which the generator runs.
     entry: Device,
     ifindex: u32,
-    /// Index of the Node's end of the Pod's veth pair.
+    /// The index of the Node's end of the Pod's veth pair.
     pod_ifindex: u32,
     frame: [u8; FRAME_BYTES],
     /// The link of the idle program, if it is attached.
@@ -95,11 +95,11 @@ pub struct Arrival {
     pub address: Ipv4Addr,
     /// The first and the last destination port.
     pub ports: [u16; 2],
-    /// The source address and port; without it, packets from every source are counted.
+    /// The source address and port; `None` if packets from every source are counted.
     pub source: Option<SocketAddrV4>,
 }
 
-/// Where packets enter the Node.
+/// The place at which packets enter the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Above the uplink's driver, so the packets bypass XDP programs in the driver.
@@ -121,7 +121,7 @@ pub enum Clients {
     One,
     /// The packets come from one address after another; each address uses this number of ports.
     InTurn {
-        /// Ports per address.
+        /// The number of ports per address.
         ports: u32,
     },
     /// Each packet has a random port and a random address among the 268 million that follow the address of the first
@@ -129,12 +129,12 @@ pub enum Clients {
     Random,
 }
 
-/// Packets that were sent, and the time for sending them.
+/// The number of packets that were sent, and the time for sending these packets.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
     packets: u64,
     elapsed: Duration,
-    /// How often the generator was called; one call sends many packets.
+    /// The number of calls of the generator; one call sends many packets.
     calls: u32,
     cost_of_a_call: Duration,
 }
@@ -157,7 +157,7 @@ impl Error for Lost {}
 
 impl Meter {
     /// Loads the generator and the counter. The counter consumes the packets: neither the Pod nor the client receives
-    /// them.
+    /// any.
     pub fn new(object: &Path, client: &Client, pod: &Pod, flows: &Flows) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
@@ -204,7 +204,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Attaches an empty program after the programs on the uplink, or detaches it.
+    /// Attaches an empty program after the programs on the uplink, or detaches the empty program.
     pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
         if is_there == self.idle.is_some() {
             return Ok(());
@@ -246,8 +246,8 @@ impl Meter {
     ///
     /// # Errors
     ///
-    /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`]. [`Overhead`], if the generator's calls
-    /// themselves took more than 1 % of the time.
+    /// Returns [`Lost`] if more packets were lost than [`TOLERATED_PER_MILLE`], or [`Overhead`] if the generator's
+    /// calls themselves took more than 1 % of the time.
     pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
         let (arrived, sent) = self.send_and_count(packets, limit)?;
         dispatcher::check(sent.cost_of_a_call, sent.calls, sent.elapsed)?;
@@ -259,7 +259,7 @@ impl Meter {
     ///
     /// # Errors
     ///
-    /// [`Lost`], as for [`Self::measure`].
+    /// Returns [`Lost`] as [`Self::measure`] does.
     pub fn warm_up(&mut self, packets: u64) -> Result<()> {
         self.send_and_count(packets, Duration::MAX).map(drop)
     }
@@ -346,8 +346,8 @@ impl Meter {
     }
 }
 
-/// Returns the median time of calls that send [`SMALLEST`] packets. These packets do not count as sent packets of the
-/// sample; as arrived packets, they are too few to change the rate.
+/// Returns the median time of calls that send [`SMALLEST`] packets. The sample does not count these packets as sent.
+/// The sample counts them as arrived, but they are too few to change the rate.
 fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
     let mut times = [Duration::ZERO; SMALL_CALLS];
     for time in &mut times {

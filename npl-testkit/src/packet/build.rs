@@ -11,7 +11,7 @@ pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 /// `EtherType` of IPv6.
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// The IP protocol number of ICMP; the next constants are those of other protocols.
+/// The IP protocol number of ICMP; the next constants are the numbers of other protocols.
 pub(super) const ICMP: u8 = 1;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
@@ -28,7 +28,7 @@ impl Packet {
     /// The bytes on the wire, or in a socket buffer if the checksum is [`Checksum::Partial`].
     ///
     /// # Panics
-    /// If a length does not fit its field, which is an error of the test.
+    /// Panics if a length does not fit its field, which is an error of the test.
     pub fn build(&self) -> Vec<u8> {
         let (protocol, transport) = self.transport.build(&self.ip);
         let mut bytes = self.ethernet.as_ref().map(|ethernet| ethernet.build(&self.ip)).unwrap_or_default();

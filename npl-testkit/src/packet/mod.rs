@@ -30,7 +30,7 @@ pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// Opens the connection; only the first segment of each direction has this flag.
+    /// Opens the connection. Only the first segment of each direction has this flag.
     pub const SYN: u8 = 0x02;
     /// Rejects or aborts the connection.
     pub const RST: u8 = 0x04;
@@ -178,7 +178,7 @@ pub struct Icmp {
     pub rest: [u8; 4],
     /// The checksum.
     pub checksum: Checksum,
-    /// The payload; in an error message, the beginning of the packet that caused it.
+    /// The payload; in an error message, the beginning of the packet that caused the error.
     pub payload: Vec<u8>,
 }
 
@@ -212,8 +212,8 @@ impl Packet {
         Self::new(source.ip(), destination.ip(), Transport::Tcp(tcp))
     }
 
-    /// Sets the destination MAC address to that of the loopback device, so that a test run of a program classifies the
-    /// packet as addressed to this machine.
+    /// Sets the destination MAC address to the address of the loopback device, so that a test run of a program
+    /// classifies the packet as addressed to this machine.
     #[must_use]
     pub fn to_this_machine(self) -> Self {
         Self { ethernet: Some(Ethernet { destination: [0; 6], ..Ethernet::default() }), ..self }

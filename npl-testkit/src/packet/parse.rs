@@ -7,7 +7,7 @@ use super::build::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, ICMP, ICMPV6,
 use super::checksum::Sums;
 use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Sctp, Tcp, Transport, Udp};
 
-/// Why bytes cannot be parsed.
+/// The reason why bytes cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseError {
     /// The bytes end within the named header.

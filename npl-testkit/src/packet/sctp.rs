@@ -31,8 +31,8 @@ pub mod sctp_chunks {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
-/// The verification tag of both directions, and the initiate tag of INIT and INIT ACK. All are equal, because kernel
-/// conntrack compares them.
+/// The verification tag of both directions, and the initiate tag of INIT and INIT ACK. All these tags are equal,
+/// because kernel conntrack compares them.
 pub const SCTP_TAG: u32 = 0x5a01_0203;
 
 /// Length of the common header.

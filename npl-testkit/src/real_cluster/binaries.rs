@@ -14,7 +14,7 @@ const PROGRAMS_VARIABLE: &str = "NPL_KUBERNETES_DIR";
 /// The environment variable with the directory of the images that `cargo xtask image` packs.
 const IMAGES_VARIABLE: &str = "NPL_IMAGES_DIR";
 
-/// Where Debian and the upstream archive install CNI plug-ins.
+/// The directories in which Debian and the upstream archive install CNI plug-ins.
 const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
 /// Programs of distribution packages, found on `PATH`.

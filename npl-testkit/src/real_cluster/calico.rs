@@ -29,8 +29,9 @@ const USER: &str = "npl:calico";
 /// Calico's programs, and the file with its custom resource definitions.
 const FILES: [&str; 3] = ["calico-node", "calico", "crds.yaml"];
 
-/// Runs Felix (`$0`), and restarts it whenever it exits with an error. Felix exits with an error when its settings
-/// change, for the first time shortly after its first start. If Felix exits 20 times within a minute, the script fails.
+/// Runs Felix (`$0`), and restarts Felix whenever Felix exits with an error. Felix exits with an error when its
+/// settings change, for the first time shortly after its first start. If Felix exits 20 times within a minute, the
+/// script fails.
 const FELIX: &str = r#"
 first=$(date +%s) ends=0
 until "$0" -felix; do
@@ -48,7 +49,7 @@ pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// How packets between Pods of different Nodes are transported.
+/// The transport of packets between Pods of different Nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encapsulation {
     Vxlan,
@@ -76,8 +77,8 @@ impl Calico {
         Ok(Self { folder: find_directory(VARIABLE, "Calico", &FILES)?, encapsulation, dataplane })
     }
 
-    /// Links Calico's CNI plug-ins and those of the machine into one directory of the Node. Returns the directory's
-    /// path inside the Node.
+    /// Links Calico's and the machine's CNI plug-ins into one directory of the Node. Returns the directory's path
+    /// inside the Node.
     pub(super) fn add_plugins(&self, directory: &Path, machines: &Path) -> Result<PathBuf> {
         let (folder, inside) = cni::link_plugins(directory, machines)?;
         tools::copy_program(&self.folder.join("calico"), &folder.join("calico"))?;

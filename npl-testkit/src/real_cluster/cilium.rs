@@ -38,8 +38,8 @@ const USER: &str = "npl:cilium";
 /// Cilium's agent and CNI plug-in, its custom resource definitions, and the source of its kernel programs.
 const FILES: [&str; 4] = ["daemon", "cilium-cni", "crds", "bpf"];
 
-/// The programs of Cilium on the uplink. Pods of the Node have no network before both are attached, which is after
-/// the Node becomes ready.
+/// The programs of Cilium on the uplink. Pods of the Node have no network until the agent has attached both programs,
+/// which happens after the Node becomes ready.
 const UPLINK_PROGRAMS: [(TcAttachType, &str); 2] =
     [(TcAttachType::Ingress, "cil_from_netdev"), (TcAttachType::Egress, "cil_to_netdev")];
 
@@ -62,7 +62,7 @@ const COMPILER: &str = r#"#!/bin/sh
 case " $* " in *" -c "*) ;; *) exec "$NPL_CLANG" "$@" ;; esac
 key=$({ printf '%s\n' "$@"; "$NPL_CLANG" "$@" -E; } | sha256sum | cut -d ' ' -f 1)
 export object="$TMPDIR/$key"
-# The compilation must not write to the agent's pipe: the agent would wait for its end.
+# The compilation must not write to the agent's pipe: the agent would wait until the compilation closes the pipe.
 setsid flock "$object.lock" sh -c '
     [ -e "$object" ] || { "$NPL_CLANG" "$@" >"$object.new" && mv "$object.new" "$object"; }
 ' sh "$@" </dev/null >/dev/null 2>"$object.errors" &
@@ -80,7 +80,7 @@ pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// How packets between Pods of different Nodes are transported.
+/// The transport of packets between Pods of different Nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Routing {
     /// VXLAN between the Nodes; iptables rules masquerade packets of Pods, and the stack forwards packets to Pods.

@@ -36,7 +36,7 @@ impl Controllers {
             write_secret(&kubeconfig, &plane.kubeconfig(user)?)?;
             let mut command = netns.command(programs.path(name))?;
             command.arg(format!("--kubeconfig={}", kubeconfig.display())).args(flags);
-            // Leader election is off, because each process is the only replica; the port is closed, because nothing
+            // Leader election is off, because each process is the only replica; the port is closed, because no program
             // reads health or metrics.
             command.args(["--leader-elect=false", "--secure-port=0"]);
             Process::spawn(name, command, &plane.directory().join(format!("{name}.log")))

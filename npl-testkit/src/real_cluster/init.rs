@@ -41,7 +41,7 @@ pub(super) const READY_FILE: &str = "run/npl/ready";
 const OWN_FOLDERS: [(&str, &str); 3] = [("lib", "/var/lib"), ("log", "/var/log"), ("run", "/run")];
 
 /// Host-wide sysctls that a kubelet or Cilium sets, with the values that it requires. Regular files are mounted over
-/// them, so that the programs of a Node do not change the host.
+/// these sysctls, so that the programs of a Node do not change the host.
 const SYSCTLS: [(&str, &str); 8] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

@@ -21,7 +21,7 @@ pub(super) const USER: &str = "system:kube-proxy";
 /// The mode of kube-proxy, which implements Services on a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum KubeProxy {
-    /// kube-proxy does not run, so Services do not work.
+    /// kube-proxy does not run. Services work only with Cilium, which replaces kube-proxy.
     None,
     /// kube-proxy with iptables rules.
     #[default]

@@ -16,7 +16,7 @@ use crate::cluster::{Entry, annotation_of, pods_with_label};
 /// The longest duration of one watch request.
 const WATCH_LIMIT: Duration = Duration::from_secs(10);
 
-/// When each state of one Pod was first observed.
+/// The times at which the states of one Pod were first observed.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The Pod object exists.
@@ -68,7 +68,7 @@ pub fn watch_pods(
     })
 }
 
-/// Watches from a resource version. The server closes watches with slow readers, and every watch after some time; the
+/// Watches from a resource version. The server closes watches with slow readers, and every watch after some time. The
 /// next watch resumes at the last version, so no change is missed.
 fn follow(
     client: &ApiClient,

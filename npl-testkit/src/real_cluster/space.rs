@@ -21,8 +21,8 @@ use crate::tools;
 /// The time limit within which the Node's first process must have mounted all file systems.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
-/// The kinds of namespaces in the order in which `setns` enters them. [`Space::inside`] opens all of them before it
-/// enters the first one, because the Node's `/proc` does not show the host's PIDs.
+/// The kinds of namespaces in the order in which `setns` enters them. [`Space::inside`] opens all namespaces before it
+/// enters the first namespace, because the Node's `/proc` does not show the host's PIDs.
 const KINDS: [(&str, CloneFlags); 5] = [
     ("ipc", CloneFlags::CLONE_NEWIPC),
     ("uts", CloneFlags::CLONE_NEWUTS),
@@ -31,7 +31,8 @@ const KINDS: [(&str, CloneFlags); 5] = [
     ("mnt", CloneFlags::CLONE_NEWNS),
 ];
 
-/// The first process of a Node. When it exits, the kernel kills the Node's other processes and removes its mounts.
+/// The first process of a Node. When this process exits, the kernel kills the Node's other processes and removes the
+/// Node's mounts.
 #[derive(Debug)]
 pub(super) struct Init {
     space: Space,

@@ -37,7 +37,7 @@ table inet npl_test {
   }
 }";
 
-/// Time limit for a carrier change, which the kernel reports within a second.
+/// The time limit for a carrier change, which the kernel reports within a second.
 const CARRIER_LIMIT: Duration = Duration::from_secs(30);
 
 /// The options of a topology. The default is one client and an MTU of 1500.
@@ -164,7 +164,8 @@ impl Topology {
         move_addresses(&self.node, &FIRST_UPLINK.node_lines(device))
     }
 
-    /// Does the same as [`Self::move_node_to`] for the first client's end of the uplink.
+    /// Moves the addresses and routes of the first client's end of the uplink, as [`Self::move_node_to`] does on the
+    /// Node.
     pub fn move_client_to(&self, device: &str) -> Result<()> {
         move_addresses(&self.client().netns, &FIRST_UPLINK.client_lines(device))
     }

@@ -46,7 +46,7 @@ pub struct Failure {
 /// The results of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Correct responses by Pod and protocol.
+    /// The number of correct responses by Pod and protocol.
     pub answered: BTreeMap<(String, Protocol), u64>,
     /// All failed requests.
     pub failures: Vec<Failure>,
@@ -109,7 +109,7 @@ impl Load {
     ///
     /// # Errors
     ///
-    /// If neither a failure nor enough responses arrive within `limit`.
+    /// Returns an error if neither a failure nor enough responses arrive within `limit`.
     pub fn wait_for_answers(&self, more: u64, limit: Duration) -> Result<()> {
         let before = self.report().total();
         let enough = || {

@@ -65,7 +65,7 @@ impl Transfer {
         Ok(Self { shared, bytes, thread: thread::spawn(move || run(&stream, plan, &own)) })
     }
 
-    /// The bytes transferred so far, as counted by the client.
+    /// The number of bytes transferred so far, as counted by the client.
     pub fn moved(&self) -> u64 {
         self.shared.moved.load(Ordering::Relaxed)
     }
@@ -96,7 +96,7 @@ impl Transfer {
 /// State that the thread of a transfer shares with its [`Transfer`].
 #[derive(Debug, Default)]
 struct Shared {
-    /// The bytes transferred so far.
+    /// The number of bytes transferred so far.
     moved: AtomicU64,
     /// Whether the plan's rate no longer applies.
     is_unlimited: AtomicBool,

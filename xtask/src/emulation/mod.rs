@@ -53,14 +53,14 @@ const BOOT_DEADLINE: Duration = Duration::from_mins(10);
 /// The prefix of the line in which the guest prints the exit code of the test binary.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
-/// How many threads of the emulator emulate the two processors of a guest.
+/// The number of emulator threads that emulate the two processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Threads {
     /// One thread emulates both processors in turn.
     One,
     /// Each processor has an emulator thread of its own. With this setting, a kernel that patches its own code
-    /// occasionally crashes: the emulator discards the translated code before it writes the patch, and between these
-    /// two steps, the other processor may translate the breakpoint that the patch replaces.
+    /// occasionally crashes. The emulator discards the translated code before it writes the patch. Between these two
+    /// steps, the other processor may translate the breakpoint that the patch replaces.
     Each,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Guest {
     pub(crate) memory_megabytes: u32,
     /// The command of the static test binary, with arguments and environment variables.
     pub(crate) test: Command,
-    /// The programs that this guest needs besides those that every guest has.
+    /// The programs that this guest needs in addition to the programs that every guest has.
     pub(crate) programs: &'static [&'static str],
     /// Files and folders of this machine that are copied to the guest, to the same paths.
     pub(crate) copies: Vec<PathBuf>,
@@ -123,7 +123,8 @@ impl Guest {
             Threads::Each => "tcg,thread=multi",
         };
         // An arm64 machine has no default board; the board `virt` has only virtual devices. Without `pauth-impdef`, the
-        // emulator spends ten times longer on the boot, because the kernel signs the addresses that functions return to.
+        // emulator spends ten times longer on the boot, because the kernel signs return addresses (pointer
+        // authentication).
         let (processor, board, console): (_, &[&str], _) = match self.arch {
             Arch::Amd64 => ("max", &[], "ttyS0"),
             Arch::Arm64 => ("max,pauth-impdef=on", &["-machine", "virt"], "ttyAMA0"),

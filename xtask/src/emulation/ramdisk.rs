@@ -79,7 +79,7 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
 /// Adds the programs that every guest needs, from Debian's packages for another architecture.
 fn add_foreign_programs(root: &Path, arch: Arch) -> Result<()> {
     let programs = setup::guest_programs(arch)?;
-    // `cp` keeps the links among the programs and libraries.
+    // `cp --archive` copies the symbolic links between programs and libraries as links.
     process::ask(Command::new("cp").arg("--archive").arg(programs.join(".")).arg(root))?;
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")
 }
@@ -94,7 +94,7 @@ fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()
 
 fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("list the libraries of a program with ldd")?;
-    // A failure of ldd is ignored: ldd fails for a static program, but a static program needs no shared library.
+    // A failure of ldd is ignored, because ldd fails for a static program, which needs no shared libraries.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text
         .split_whitespace()

@@ -38,7 +38,7 @@ pub(super) struct Image<'a> {
     pub(super) arguments: &'a [&'a str],
     /// The license expression for the code in the image.
     pub(super) licenses: &'a str,
-    /// The architectures of the image, with the path of the binary on this machine.
+    /// The architectures of the image, each with the path of its binary on this machine.
     pub(super) binaries: &'a [(Arch, PathBuf)],
 }
 
@@ -114,7 +114,7 @@ impl Image<'_> {
 }
 
 /// Copies a binary without its symbols, which are a quarter of its size. The symbols are not needed, because panic
-/// messages contain file and line without them.
+/// messages contain file and line even without symbols.
 pub(super) fn strip(arch: Arch, from: &Path, to: &Path) -> Result<()> {
     let program = if arch.is_native() { "strip".to_owned() } else { format!("{}-strip", arch.gnu_prefix()) };
     process::ask(Command::new(program).arg("--strip-all").arg("-o").arg(to).arg(from))

@@ -31,19 +31,19 @@ const COMPANIONS: [(&str, &str); 3] = [
 ];
 
 /// The maximum size of the archives of the agent and of the feed in bytes. The size is limited because each Node
-/// downloads the agent's image, and some Nodes the feed's.
+/// downloads the agent's image, and some Nodes download the feed's image.
 const LARGEST_ARCHIVE: u64 = 15_000_000;
 
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Name of the agent's image; that of a trace build ends with `-trace` by default.
+    /// Name of the agent's image. By default, the name of a trace build's image ends with `-trace`.
     #[arg(long, default_value = AGENT, default_value_if("features", "trace", TRACE))]
     name: String,
     #[command(flatten)]
     features: Features,
     /// The processor architectures of the images. The names of the archives contain the architectures, unless the only
-    /// one is this machine's.
+    /// architecture is this machine's.
     #[arg(long, value_delimiter = ',', default_values_t = [Arch::native()])]
     arch: Vec<Arch>,
 }
@@ -67,7 +67,7 @@ pub(crate) fn pack_all(agent: &Path) -> Result<()> {
 
 fn pack_named(name: &str, agents: &[(Arch, PathBuf)]) -> Result<()> {
     pack_agent(name, build::AGENT, agents)?;
-    // The plug-in's manifest has one platform: that of this machine.
+    // The plug-in's manifest has one platform: the platform of this machine.
     if let Some((_, agent)) = agents.iter().find(|(arch, _)| arch.is_native()) {
         plugin::pack(agent)?;
     }
@@ -114,7 +114,8 @@ fn check_size(archive: &Path, size: u64, limit: u64) -> Result<()> {
     Ok(())
 }
 
-/// Appends the architectures of an archive's binaries to its name, unless the only one is this machine's.
+/// Appends the architectures of an archive's binaries to the archive's name, unless the only architecture is this
+/// machine's.
 fn marked(archive: &str, binaries: &[(Arch, PathBuf)]) -> String {
     match binaries {
         [(arch, _)] => arch.mark(archive),

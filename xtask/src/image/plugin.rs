@@ -16,8 +16,8 @@ use crate::{paths, process};
 /// The name of the plug-in's binary. kubectl runs this binary for `kubectl npl`.
 const PROGRAM: &str = "kubectl-npl";
 
-/// The licenses of the binary, with their paths in the repository and in the archive. The krew index requires `LICENSE`;
-/// the kernel programs in the binary are under the GPL.
+/// The licenses of the binary, with their paths in the repository and in the archive. The krew index requires
+/// `LICENSE`; the kernel programs in the binary are under the GPL.
 const LICENSES: [(&str, &str); 2] = [("LICENSE", "LICENSE"), ("npl-ebpf/LICENSE-GPL2", "LICENSE-GPL2")];
 
 /// The template of the manifest.

@@ -71,7 +71,7 @@ const ALTERNATIVES: [(&str, &str); 4] = [
 ///
 /// # Errors
 ///
-/// If the result has no ratio of the picture.
+/// Returns an error if the result has no ratio of the picture.
 pub(crate) fn draw(markdown: &str) -> Result<String> {
     let groups = groups(markdown);
     ensure!(!groups.is_empty(), "the result has no ratio of NPL and an alternative");

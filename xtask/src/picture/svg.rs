@@ -176,7 +176,7 @@ mod tests {
         0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
     }
 
-    /// WCAG 2 asks for a contrast of at least 3 for graphics and large text. The limits here are not above 4.0, because
+    /// WCAG 2 requires a contrast of at least 3 for graphics and large text. The limits here are not above 4.0, because
     /// no color has a contrast above 4.4 on both the white and the dark page.
     #[test]
     fn the_colors_are_readable_on_light_and_dark_pages() {

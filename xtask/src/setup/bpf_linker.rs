@@ -7,8 +7,8 @@ use anyhow::Result;
 
 use super::cargo_tool;
 
-/// The version of bpf-linker: the last one that loads the compiler's libLLVM at run time, so that no LLVM besides the
-/// compiler's needs to be installed.
+/// The version of bpf-linker: the last version that loads the compiler's libLLVM at run time, so that no other LLVM
+/// needs to be installed.
 const VERSION: &str = "0.10.3";
 
 /// The major version of LLVM whose bitcode [`VERSION`] reads.

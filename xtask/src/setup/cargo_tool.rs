@@ -15,8 +15,8 @@ pub(super) fn obtain(name: &str, version: &str, made_from: &[&[u8]], purpose: &s
         process::say(&format!("{name} {version}: compiling {purpose}"));
         let mut install = Command::new(paths::cargo());
         install.args(["install", name, "--version", version, "--locked", "--no-track", "--root"]).arg(folder);
-        // The program has its own target directory and no flags, because those of the calling build must not apply to
-        // it.
+        // The program has its own target directory and no flags, because the directory and the flags of the calling
+        // build must not apply to the program.
         install.args(["--target-dir"]).arg(folder.join("build")).env_remove("RUSTFLAGS");
         // Little optimization is sufficient, because the compilation takes longer than all runs of the program.
         install.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");

@@ -23,7 +23,7 @@ const STANDARD_LIBRARY: &str = "libstd-rust-web-dev";
 const UNUSED: [&str; 3] = ["usr/share", "usr/include", "var"];
 
 /// Returns a system root with the standard library of Debian's compiler for the architecture. The version of the
-/// library is that of the installed compiler, because a compiler reads only libraries of its own version.
+/// library is the version of the installed compiler, because a compiler reads only libraries of its own version.
 pub(crate) fn standard_library(arch: Arch) -> Result<PathBuf> {
     let mut query = Command::new("dpkg-query");
     let version = process::ask(query.args(["--show", "--showformat=${Version}", COMPILER]))?;

@@ -63,7 +63,7 @@ pub(crate) const DEFAULT_KERNELS: &str = "5.10";
 /// execution in different ways.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12,latest";
 /// The kernels under which the packet tests of another architecture run: the oldest kernel that supports arm64's
-/// programs, and the newest one.
+/// programs, and the newest kernel.
 pub(crate) const FOREIGN_KERNELS: &str = "6.1,latest";
 
 impl FromStr for KernelName {

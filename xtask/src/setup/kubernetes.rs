@@ -105,8 +105,7 @@ pub(crate) struct Kubernetes {
 /// The time between two lines that report the progress.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// A build of Kubernetes on its own thread, because the build takes longer than everything that xtask builds in the
-/// meantime.
+/// A build of Kubernetes on its own thread, because the build takes longer than all other builds of xtask together.
 #[derive(Debug)]
 pub(crate) struct Background {
     thread: Option<JoinHandle<Result<Kubernetes>>>,

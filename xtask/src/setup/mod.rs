@@ -186,7 +186,7 @@ pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     needs.iter().try_for_each(|need| apt::install(&need.missing_packages(), need.why()))
 }
 
-/// Fails if `kubectl` is not installed. xtask does not install `kubectl`, because the one in Debian's package
+/// Fails if `kubectl` is not installed. xtask does not install `kubectl`, because the `kubectl` in Debian's package
 /// `kubernetes-client` is much older (1.20 in Debian 12) than the API server of the tests.
 pub(crate) fn require_kubectl() -> Result<()> {
     if process::find("kubectl").is_none() {

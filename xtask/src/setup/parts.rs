@@ -2,13 +2,13 @@
 //! The Go programs that are compiled from modules of npl-testkit.
 
 /// The linker flags of Kubernetes' binaries. xtask replaces `VERSION` with the version of Kubernetes, and `MINOR` with
-/// its minor version.
+/// the minor number of this version.
 pub(super) const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
 /// A part: programs that are compiled together into one directory of the cache.
 pub(super) struct Part {
-    /// The name of the part's directory in the cache, and of the part in messages.
+    /// The name of the part's directory in the cache, which is also the part's name in messages.
     pub(super) name: &'static str,
     pub(super) words: &'static str,
     pub(super) time: &'static str,

@@ -24,7 +24,7 @@ pub(crate) struct Tally {
     steps: Vec<Step>,
 }
 
-/// The error that a step cannot run, because a preparation failed. Contains the name of the preparation.
+/// The error that a step cannot run, because the preparation with this name failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReady(&'static str);
 

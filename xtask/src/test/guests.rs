@@ -27,10 +27,11 @@ pub(super) const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 /// and one with the capabilities of `npl-agent load`.
 pub(super) const LOADING_TESTS: &str = "every_program_loads";
 
-/// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, because
-/// the programs translate alike under all kernels that load them, and slow tests. Slow tests load all programs several
-/// times, which takes up to a minute each time on an emulated machine, or set up many networks. The tests run under
-/// this machine's kernel, and under the oldest of the kernels that the user names by `--kernels`.
+/// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, and slow
+/// tests. The results of tests on single packets are the same under all kernels that load the programs. Slow tests load
+/// all programs several times, which takes up to a minute each time on an emulated machine, or set up many networks.
+/// The left-out tests run only under this machine's kernel, and under the oldest of the kernels that the user names by
+/// `--kernels`.
 const LEFT_OUT: [&str; 44] = [
     "agent_reports_whether_loopback_is_supported",
     "allowed_client_is_served_and_another",
@@ -130,7 +131,7 @@ const NODE_PROGRAMS: [&str; 13] = [
 
 impl Suite<'_> {
     /// Runs the steps on emulated machines. The guests with one emulator thread run in parallel, the guests that take
-    /// longest first. The guest with a real cluster, which has two emulator threads, runs after them.
+    /// longest first. The guest with a real cluster, which has two emulator threads, runs after these guests.
     pub(super) fn run_emulated(&self, tally: &mut Tally) {
         let options = self.options;
         if options.filter().is_none() {
@@ -252,7 +253,8 @@ pub(super) fn guest_for_packets(
 
 /// Returns, for each guest that runs packet tests under a kernel, the part of the step's name that names the guest's
 /// share of the tests, and the arguments of the test binary. If `filter` is given, one guest runs the tests with this
-/// text in their names. Otherwise, two guests share all tests, or if `is_brief`, all tests but those of [`LEFT_OUT`].
+/// text in their names. Otherwise, two guests share all tests, or if `is_brief`, all tests except those that
+/// [`LEFT_OUT`] selects.
 pub(super) fn shares(filter: Option<&str>, is_brief: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
     let one_by_one = || iter::once("--test-threads=1");
@@ -296,7 +298,7 @@ fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
 }
 
 /// Returns a guest in which a real cluster starts. The guest has one emulator thread per processor ([`Threads::Each`]):
-/// with one thread for both processors, the cluster never became ready.
+/// with one thread for both processors, the cluster does not become ready.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
     test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);

@@ -59,7 +59,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The text that the name of a test must contain, or the test does not run; `None` if all tests run.
+    /// The text that the names of the tests to run contain; `None` if all tests run.
     fn filter(&self) -> Option<&str> {
         if self.former_agent.is_some() { Some(UPGRADE_TESTS) } else { self.filter.as_deref() }
     }
@@ -126,12 +126,12 @@ const DEMO: &str = "the demo";
 /// The name of the step that compares the manifests with the chart.
 const MANIFESTS: &str = "manifests of deploy/ are rendered from the chart";
 
-/// The time after which a test binary that prints no line counts as hung. Each test prints a line at its end, and none
-/// takes longer than a few minutes on two cores.
+/// The time after which a test binary that prints no line counts as hung. Each test prints a line at its end, and no
+/// test takes longer than a few minutes on two cores.
 const SILENCE: Duration = Duration::from_mins(20);
 
-/// The time limit of a test binary that prints lines. The longest one tests the real cluster with `every` network: 26
-/// networks, each of which takes up to 20 minutes on two cores.
+/// The time limit of a test binary that prints lines. The longest-running test binary tests the real cluster with
+/// `every` network: 26 networks, each of which takes up to 20 minutes on two cores.
 const DEADLINE: Duration = Duration::from_hours(12);
 
 /// Runs every step, and prints the summary, whose last line counts the tests that passed and failed.
@@ -203,8 +203,7 @@ fn tests() -> Command {
     build::cargo_test(&packages())
 }
 
-/// The compiled tests. Contains, for each product that the tests need, the product itself or the error of its
-/// preparation.
+/// The compiled tests, and the parts that tests need: for each part, the part itself or the error of its preparation.
 struct Suite<'a> {
     options: &'a Options,
     binaries: Vec<TestBinary>,
@@ -302,7 +301,7 @@ impl Suite<'_> {
         self.options.filter().map_or(Ok(true), |filter| binary.has_test(filter))
     }
 
-    /// Checks that the products exist that tests of this kind need besides their test binary.
+    /// Checks that all parts that tests of this kind need besides their test binary have been built.
     fn requirements(&self, kind: Kind) -> Result<(), NotReady> {
         match kind {
             Kind::Unit | Kind::Kernel => Ok(()),

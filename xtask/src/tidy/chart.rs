@@ -14,7 +14,7 @@ const SCHEMA: &str = "deploy/chart/npl/values.schema.json";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let (Some(chart), Some(yaml), Some(schema)) = (tree.text(CHART), tree.text(VALUES), tree.text(SCHEMA)) else {
-        // If the source tree has no chart, as in the unit tests, there is nothing to check.
+        // A source tree without a chart, as in the unit tests, is accepted.
         return Vec::new();
     };
     let mut findings = Vec::new();

@@ -64,7 +64,8 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns path, module and text of a crate's source files. Omits tests, and the package's programs in `bin/`.
+/// Returns the path, module and text of each of a crate's source files. Omits tests, and the package's programs in
+/// `bin/`.
 pub(super) fn code_files<'a>(
     tree: &'a Tree,
     source: &'static str,

@@ -6,7 +6,7 @@ use super::tree::Tree;
 use crate::picture::{PAGE, PICTURE, draw};
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    // Without the document, there is nothing to check: the source trees of the unit tests have none.
+    // A source tree without the document, as in the unit tests, is accepted.
     let Some(page) = tree.text(PAGE) else { return Vec::new() };
     match draw(page) {
         Ok(picture) if tree.text(PICTURE) == Some(&picture) => Vec::new(),

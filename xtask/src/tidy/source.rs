@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks that each source file has a license line, an acceptable length and a descriptive name, and contains no log
-//! call for packets and no path of a certain machine.
+//! call for packets and no path that exists only on certain machines.
 
 use super::Finding;
 use super::rust_code::without_tests;

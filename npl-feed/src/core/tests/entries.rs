@@ -101,7 +101,8 @@ fn a_pod_has_a_bounded_number_of_entries() {
     assert_eq!(served(pod("a", "n1", &long)), (Vec::new(), vec![(LeftOut::Oversized, 1)]));
 }
 
-/// A user may write an annotation of 256 KiB, and labels and ports of a megabyte. The feed does not keep them.
+/// A user may write an annotation of 256 KiB, and labels and ports of a megabyte. The feed does not keep so large an
+/// annotation, label or list of ports.
 #[test]
 fn the_memory_of_a_pod_is_bounded() {
     let normal = pod("a", "n1", &annotation_with(MOST_ENTRIES));
@@ -129,7 +130,8 @@ fn the_memory_of_a_pod_is_bounded() {
     }
 }
 
-/// A change of a Pod that claims the targets of many Pods visits only the Pods whose members it changes.
+/// The number of Pods that a change of one Pod visits does not depend on the number of Pods that claim the same
+/// targets.
 #[test]
 fn a_claim_that_many_pods_have_costs_no_more_than_one() {
     let visits = |others: i64| {

@@ -56,8 +56,8 @@ fn a_withdrawn_member_drains_for_the_time_of_the_drain() {
 }
 
 /// A list contains only Pods with the annotation. If a known Pod is absent from a list, its agent may have withdrawn
-/// the annotation while the watch was interrupted, so the Pod's members drain. If the feed has seen the withdrawal
-/// before, the list does not prolong the drain.
+/// the annotation while the watch was interrupted, so the Pod's members drain. If the feed has already received the
+/// withdrawal from the watch, the list does not prolong the drain.
 #[test]
 fn a_pod_that_a_list_lacks_drains_like_a_withdrawn_one() {
     let withdrawn = Pod { object: model::Pod { annotation: None, ..one().object }, ..one() };

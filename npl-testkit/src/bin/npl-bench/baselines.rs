@@ -50,8 +50,8 @@ pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     node.nft(&table).map(drop)
 }
 
-/// Adds a rule like the first rule in the FORWARD chain of a typical CNI plug-in. The rule matches `ct state`, so it
-/// enables kernel conntrack.
+/// Adds a rule like the first rule in the FORWARD chain of a typical CNI plug-in. The rule matches `ct state`, so the
+/// rule enables kernel conntrack.
 pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
     node.nft(
         "table ip cni {

@@ -92,7 +92,7 @@ impl Workload {
     }
 }
 
-/// How packets get from the Node's uplink to the Pod.
+/// The way in which packets reach the Pod from the Node's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Sent to the Pod's address and routed without translation.
@@ -101,7 +101,7 @@ pub(crate) enum Mode {
     RoutingBesideOurs,
     /// Routed without translation on a Node with an empty program at NPL's hook.
     RoutingBesideIdle,
-    /// Routed without translation on a Node whose rules use kernel conntrack, as those of most CNI plug-ins do.
+    /// Routed without translation on a Node whose rules use kernel conntrack, like the rules of most CNI plug-ins.
     RoutingConntrack,
     /// Translated by iptables rules like Antrea's, one per mapping.
     Iptables(u16),
@@ -277,7 +277,7 @@ impl Mode {
         }
     }
 
-    /// How requests of this mode enter the Node.
+    /// The place at which requests of this mode enter the Node.
     const fn entry(self) -> Entry {
         match self {
             Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,
@@ -309,12 +309,13 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Returns the case whose network this case uses. All cases that share a network return the same case.
+    /// Returns the case that identifies this case's network: two cases share a network if this method returns the same
+    /// case for both.
     pub(crate) const fn network(self) -> Self {
         Self { workload: self.workload, mode: self.mode.network() }
     }
 
-    /// Where packets enter the Node.
+    /// The place at which the packets of this case enter the Node.
     pub(crate) const fn entry(self) -> Entry {
         if matches!(self.workload, Workload::Replies) { Entry::PodUplink } else { self.mode.entry() }
     }

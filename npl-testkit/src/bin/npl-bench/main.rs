@@ -7,9 +7,9 @@
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
 //! only in the presence of NPL or of an empty program, or in the number of NPL's mappings, share a network. Packets are
-//! generated in the kernel. Requests enter the Node at the uplink, and count when they arrive at the expected Pod port.
-//! Replies enter the Node at the Pod's device, and count when they arrive at the client. Every round measures every
-//! case, so that slow phases of the machine affect all cases.
+//! generated in the kernel. Requests enter the Node at the uplink, and are counted when they arrive at the expected Pod
+//! port. Replies enter the Node at the Pod's device, and are counted when they arrive at the client. Every round
+//! measures every case, so that slow phases of the machine affect all cases.
 
 #![expect(clippy::print_stdout, reason = "the result goes to standard output")]
 #![expect(clippy::print_stderr, reason = "progress goes to standard error")]
@@ -45,7 +45,7 @@ use self::ratios::{RATIOS, Ratio};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
-/// Compares NPL with plain routing, iptables and nftables, and its agent with the API server's own speed.
+/// Compares NPL with plain routing, iptables and nftables, and NPL's agent with the API server's own speed.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
@@ -68,37 +68,37 @@ struct Arguments {
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     rounds: usize,
-    /// Packets per sample of an established flow.
+    /// The number of packets per sample of an established flow.
     established: u64,
-    /// Flows per sample of new flows, one packet each.
+    /// The number of flows per sample of new flows, each with one packet.
     new_flows: u64,
     /// The longest duration of a sample of packets. A sample that would take longer ends with fewer packets.
     longest: Duration,
-    /// Turns per round for requests. A turn measures the mapping and the Pod's own address.
+    /// The number of turns per round for requests. A turn measures the mapping and the Pod's own address.
     turns: usize,
-    /// Requests per turn over one connection through a Node.
+    /// The number of requests per turn over one connection through a Node.
     questions: usize,
-    /// Turns per round for streams. A turn measures the mapping and the Pod's own address.
+    /// The number of turns per round for streams. A turn measures the mapping and the Pod's own address.
     streams: usize,
     /// The duration of one turn of streams.
     stream: Duration,
-    /// Pods per sample of annotation latencies.
+    /// The number of Pods per sample of annotation latencies.
     latencies: usize,
     /// The number of Pods that are measured for each load balancer that queries the feed at an interval.
     polled: usize,
-    /// Service changes per sample.
+    /// The number of Service changes per sample.
     changes: usize,
     /// The duration of one sample of an idle agent.
     steady: Duration,
-    /// Requests per sample over one connection.
+    /// The number of requests per sample over one connection.
     requests: usize,
-    /// Connections per sample, with one request each.
+    /// The number of connections per sample, each with one request.
     connections: usize,
     /// The number of measurements in which many Pods are started at the same time.
     crowds: usize,
 }
 
-/// Threads that build test networks.
+/// The number of threads that build test networks.
 const BUILDERS: usize = 4;
 
 /// The number of rounds that use the same networks. Later rounds use new networks, because the memory layout of a
@@ -184,8 +184,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds the networks for these cases, numbered from `first`. Several are built in parallel, because most of the time
-/// is spent waiting for the kernel.
+/// Builds the networks for these cases, numbered from `first`. Several networks are built in parallel, because a build
+/// mostly waits for the kernel.
 fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Result<Vec<Testbed>> {
     eprintln!("bench: building {} test networks", networks.len());
     let one = |(number, cases): &(usize, &Vec<Case>)| {

@@ -22,7 +22,7 @@ use npl_testkit::topology::Topology;
 use crate::cases::MOST_MAPPINGS;
 use crate::testbed::{FIRST_NODE_PORT, Mappings};
 
-/// How NPL is set up on a Node.
+/// The settings with which NPL runs on a Node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
     pub(crate) forwarding: Forwarding,
@@ -82,7 +82,7 @@ impl Ours {
         self.write(&wanted)
     }
 
-    /// Adds mappings, and keeps the others.
+    /// Adds mappings, and keeps the existing mappings.
     pub(crate) fn add_mappings(&mut self, mappings: Mappings) -> Result<()> {
         self.write(&entries(mappings))
     }
@@ -92,7 +92,7 @@ impl Ours {
         refused.into_values().next().map_or(Ok(()), Err).context("write the mappings")
     }
 
-    /// Attaches the programs to the uplink or detaches them.
+    /// Attaches the programs to the uplink, or detaches the programs.
     pub(crate) fn set_attached(&mut self, topology: &Topology, is_attached: bool) -> Result<()> {
         if self.is_attached == is_attached {
             return Ok(());

@@ -47,7 +47,7 @@ const SYN_FLOOD: Figure =
 /// The time for passing an ICMP error about an unknown flow. The program does not change the error.
 const ERROR_FLOOD: Figure = figure("program/error-flood", "ns", Stage::Program, &[]);
 
-/// The times for packets of the other floods. They are measured as [`SYN_FLOOD`] is, but have no aim.
+/// The times for packets of the other floods. These figures are measured like [`SYN_FLOOD`], but have no goal.
 const ACK_FLOOD: Figure = beside_established("program/ack-flood");
 const RST_FLOOD: Figure = beside_established("program/rst-flood");
 const NULL_FLOOD: Figure = beside_established("program/null-flood");
@@ -96,7 +96,7 @@ pub(crate) const FIGURES: [&Figure; 18] = [
     &ERROR_FLOOD,
 ];
 
-/// The number of runs of a program in one measurement. A round consists of several measurements, and the fastest one
+/// The number of runs of a program in one measurement. A round consists of several measurements, of which the fastest
 /// counts.
 const REPEAT: u32 = 200_000;
 const GOES: usize = 5;
@@ -163,7 +163,7 @@ enum Sent {
     Error,
 }
 
-/// A figure, with the program and the packet that it is measured for.
+/// A figure, with the program and the packet for which the figure is measured.
 type Cost = (&'static Figure, Hook, Sent);
 
 const ALONE: [Cost; 7] = [
@@ -318,7 +318,7 @@ fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
 }
 
 /// Test networks in which NPL's program at the uplink processes floods, one network for each protocol, and a network in
-/// which it processes an established flow.
+/// which the program processes an established flow.
 struct Flooded {
     floods: Vec<Testbed>,
     established: Testbed,

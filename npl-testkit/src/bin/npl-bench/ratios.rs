@@ -101,8 +101,9 @@ pub(crate) const RATIOS: [Ratio; 72] = {
         // These ratios show the cost of any program at the hook, and the additional cost of NPL's program.
         ratio(Established, RoutingBesideIdle, Routing, None),
         ratio(Established, RoutingBesideOurs, RoutingBesideIdle, Some(0.98)),
-        // The upper bounds of the rates: plain routing for translation in the stack, and a minimal redirect for a
-        // bypass of the stack.
+        // Plain routing is the upper bound for translation in the stack, and a minimal redirect is the upper bound for
+        // a bypass of the stack. These ratios compare the upper bounds with the alternatives, with each other and with
+        // NPL.
         ratio(Established, Routing, Iptables(1), None),
         ratio(NewFlows, Routing, Iptables(MAPPINGS), None),
         ratio(NewFlows, Routing, IptablesNewest(MAPPINGS), None),

@@ -12,8 +12,8 @@ use nix::unistd::Pid;
 use npl_testkit::{process, traffic};
 use socket2::{Domain, Socket, Type};
 
-/// The processors of client and Pod are fixed, as if both were separate machines. Otherwise, the scheduler's decisions
-/// would affect the results more than the measured path does.
+/// The processors of client and Pod are fixed, as if both were separate machines. Without fixed processors, the
+/// scheduler's decisions would affect the results more than the measured path does.
 pub(crate) const CLIENT_CPU: usize = 0;
 pub(crate) const SERVER_CPU: usize = 1;
 

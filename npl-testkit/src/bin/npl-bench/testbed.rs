@@ -33,14 +33,14 @@ const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 1
 /// The number of ports per client address: ports 10 000 to 59 999.
 const PORTS_PER_CLIENT: u32 = 50_000;
 
-/// The random clients of a flood have addresses above this one.
+/// The random clients of a flood have addresses above this address.
 const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(16, 0, 0, 0)), 0);
 
 /// The maximum number of attempts for a sample that loses packets. Packets may be lost because the host of a virtual
 /// machine pauses the processor that drains a queue.
 const TRIES: u32 = 3;
 
-/// Packets that warm up caches before a measurement.
+/// The number of packets that warm up caches before a measurement.
 const WARM_UP: u64 = 20_000;
 
 /// The time limit of requests that open a flow.
@@ -72,7 +72,7 @@ pub(crate) struct Testbed {
 }
 
 impl Testbed {
-    /// Builds the network for cases that share it.
+    /// Builds the network that these cases share.
     pub(crate) fn new(run: &Run, number: usize, cases: &[Case], object: &Path) -> Result<Self> {
         let Case { workload, mode } = cases.first().context("the network has no case")?.network();
         let name = number.to_string();
@@ -247,8 +247,8 @@ fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     Ok(Flows { frame, clients, entry: case.entry(), mappings, arrival })
 }
 
-/// Returns replies of an established flow. The Pod sends them, and those with `server` as source address are counted at
-/// the client.
+/// Returns replies of an established flow. The Pod sends the replies. At the client, only replies with `server` as
+/// source address are counted.
 fn replies(case: Case, topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Flows> {
     let client = establish(topology, pod, server)?;
     let pod_end = SocketAddr::from((pod.ip(), FIRST_POD_PORT));
@@ -315,7 +315,7 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
 
 /// Enables GRO on the uplink, so that the uplink's driver accepts the frames of the packet generator even without an
 /// XDP program. Also makes the client complete the checksums of its real requests, because XDP programs expect complete
-/// ones.
+/// checksums.
 fn join_drivers(client: &Client) -> Result<()> {
     client.uplink.set_offloads(&[Offload::Gro], true)?;
     client.device.set_offloads(&[Offload::TxChecksum], false)

@@ -58,7 +58,7 @@ fn end(id: &str) -> Result<()> {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(err) => return Err(err).with_context(|| format!("send {signal} to process {owner}")),
         }
-        if poll::until_gone("its owner to exit", limit, || run::owner(id).is_none()).is_ok() {
+        if poll::until_gone("the cluster's owner to exit", limit, || run::owner(id).is_none()).is_ok() {
             return Ok(());
         }
     }

@@ -36,7 +36,7 @@ enum Command {
     Up(UpArguments),
     /// Remove the cluster, and the remaining objects of clusters whose owner was killed.
     Down {
-        /// Remove all running clusters, including those of other users.
+        /// Remove all running clusters, including the clusters of other users.
         #[arg(long, conflicts_with = "cluster")]
         all: bool,
     },
@@ -136,6 +136,6 @@ fn complain(message: &str) {
 }
 
 fn say(line: &str) {
-    // An error means that the reader has closed the pipe, so it is ignored.
+    // An error is ignored, because an error means that the reader has closed the pipe.
     drop(writeln!(io::stdout(), "{line}"));
 }

@@ -73,7 +73,8 @@ impl State {
         }
     }
 
-    /// Returns the addresses, files and namespaces of the cluster's parts, or an error if the cluster is still starting.
+    /// Returns the addresses, files and namespaces of the cluster's parts, or an error if the cluster is still
+    /// starting.
     pub(crate) fn ready(&self) -> Result<&Ready> {
         self.ready.as_ref().with_context(|| format!("cluster {} is still starting: wait until `up` completes", self.id))
     }

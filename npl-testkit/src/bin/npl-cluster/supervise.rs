@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The owner of a cluster: all processes of the cluster are its descendants and end with it.
+//! The owner process of a cluster: all processes of the cluster are descendants of the owner and end with the owner.
 
 use std::env;
 use std::fs::File;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `up`: starts the owner of a cluster and waits until it reports readiness.
+//! `up`: starts the owner of a cluster and waits until the owner reports that the cluster is ready.
 
 use std::env;
 use std::io::{BufRead as _, BufReader};

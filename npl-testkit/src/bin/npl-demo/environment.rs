@@ -53,7 +53,7 @@ pub(crate) struct Environment {
     pub(crate) times: Times,
 }
 
-/// How long the parts took to become ready.
+/// The times that the parts needed to become ready.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) control_plane: Duration,
@@ -96,7 +96,7 @@ impl Environment {
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &pod.ips())
     }
 
-    /// Removes a Pod: its processes, its network, its object.
+    /// Removes a Pod: its processes, its network and its object.
     pub(crate) fn remove_pod(&mut self, name: &str) -> Result<()> {
         drop(self.servers.remove(name));
         self.topology.remove_pod(name)?;

@@ -12,10 +12,10 @@ use crate::environment::Environment;
 use crate::publish::{Routes, entry, wait_for_route};
 use crate::report::{Report, milliseconds};
 
-/// Requests per second.
+/// The number of requests per second.
 const RATE: u32 = 200;
 
-/// Responses to wait for before and after each change.
+/// The number of responses for which the demo waits before and after each change.
 const ANSWERS: u64 = 100;
 
 /// The time limit for these responses, far above the usual duration.

@@ -15,14 +15,14 @@ use crate::publish::{Routes, entry};
 use crate::replace::{claim_nothing_lost, requests};
 use crate::report::{Report, milliseconds};
 
-/// Requests per second during the transfers.
+/// The number of requests per second during the transfers.
 const RATE: u32 = 100;
 
 /// The size of each transfer. With the rate below, a transfer takes three seconds.
 const BYTES: u64 = 24 << 20;
 const BYTES_PER_SECOND: u64 = 8 << 20;
 
-/// Bytes that each transfer must transmit while no agent runs.
+/// The number of bytes that each transfer must transmit while no agent runs.
 const PROGRESS: u64 = 2 << 20;
 
 /// The time limit of each wait, far above the usual duration of a transfer.

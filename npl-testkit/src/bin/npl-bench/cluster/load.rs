@@ -15,7 +15,7 @@ use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// The number of turns per round. Each turn sends requests to every address.
+/// The number of turns per round. In each turn, the bench sends requests to every address.
 const TURNS: usize = 10;
 
 /// The number of requests, and of connections, that warm up caches before the measurement.

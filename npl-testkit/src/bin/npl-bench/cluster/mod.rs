@@ -24,7 +24,7 @@ use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
 const NAMESPACE: &str = "bench";
-/// The path of the Pod object that receives the requests.
+/// The API path of the Pod that receives the requests.
 const POD: &str = "/api/v1/namespaces/bench/pods/echo";
 const POD_PORT: u16 = 8080;
 /// The node port of the Service in `shop.yaml`.

@@ -81,8 +81,9 @@ impl<'a> Environment<'a> {
         Ok(Agents { agent: Agent::start(options)?, bpffs })
     }
 
-    /// Runs the Go garbage collector in the API server's process now. Otherwise, the collector would run after every
-    /// few hundred patches. A run takes as long as two hundred patches, and would distort a measurement.
+    /// Runs the Go garbage collector in the API server's process now. Without this call, the collector would run after
+    /// every few hundred patches. A run of the collector takes as long as two hundred patches, and would distort a
+    /// measurement.
     pub(crate) fn collect_garbage(&self) -> Result<()> {
         self.cluster.client().text("/debug/pprof/heap?gc=1&debug=1").map(drop)
     }

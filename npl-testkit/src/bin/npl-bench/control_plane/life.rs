@@ -170,8 +170,8 @@ impl Round<'_, '_> {
         Ok(last.saturating_duration_since(began).as_secs_f64())
     }
 
-    /// Prepares the next round after the agent has ended: disables the Service of the Pods that the next round uses
-    /// again, deletes the Pods that only this round uses, and removes the annotations of the Pods that are used again.
+    /// Prepares the next round after the agent has ended: disables the Service [`CROWD`], deletes the Pods `singles`,
+    /// which only this round uses, and removes the annotations of the Pods of [`CROWD`].
     fn tidy_up(&self, singles: &[String]) -> Result<()> {
         self.env.cluster.set_service_enabled(NAMESPACE, CROWD, false)?;
         self.env.delete_pods(singles)?;

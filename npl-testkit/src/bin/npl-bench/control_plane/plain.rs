@@ -72,8 +72,8 @@ impl Plain {
         patch(&self.clients, pods, &[None])
     }
 
-    /// Returns a new value of the same length as an agent's annotation. The value must differ from the last one,
-    /// because patches without a change would be cheaper.
+    /// Returns a new value of the same length as an agent's annotation. The value must differ from the previous value,
+    /// because a patch without a change would be cheaper.
     fn new_value(&mut self) -> String {
         self.written += 1;
         let node_port = 20_000 + self.written;

@@ -81,7 +81,7 @@ struct Maps {
     endpoints: HashMap<MapData, EndpointV4, Endpoint>,
 }
 
-/// A mapping as it must be restored, without the index of its counters, which can change.
+/// The fields of a mapping that the agent must restore: all except the index of its counters, which can change.
 type Mapping = ((u16, u8), ([u8; 4], u16, u32));
 
 impl Maps {

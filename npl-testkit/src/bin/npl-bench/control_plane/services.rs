@@ -22,7 +22,7 @@ const OTHERS: &str = "others";
 const CHANGING: &str = "changing";
 /// The number of enabled unrelated Services, which select no Pods.
 const ENABLED: usize = 100;
-/// How long the agent may still work after its start, or after the last of a thousand events.
+/// The time that the agent gets to complete its work after its start, or after the last of a thousand events.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Measures with 1000, 2000 and 10 000 Services. Creates the Pods of the Service `CROWD` unless they exist.

@@ -21,7 +21,7 @@ pub(super) const LONG_POLL: Figure = figure("feed/http-long-poll", "ms", Feed, &
 /// The memory of a feed with 10 000 members, and its processor time while nothing changes.
 pub(super) const RESIDENT: Figure = figure("feed/resident-10000-members", "MiB", Feed, &[Most(40.0)]);
 pub(super) const STEADY_CPU: Figure = figure("feed/steady-cpu-10000-members", "% of a core", Feed, &[Most(1.0)]);
-/// The part of [`XDS_ENVOY`] without the API server's write and event: from a plain watch's event to the first request.
+/// [`XDS_ENVOY`] without the time of the API server: the time from the event on a plain watch to the first request.
 pub(super) const XDS_AFTER_EVENT: Figure = figure("feed/xds-envoy-after-event", "ms", Feed, &[]);
 pub(super) const XDS_ENVOY: Figure = figure("feed/xds-envoy", "ms", Feed, BY_PUSH).beside(PATCH_AND_EVENT);
 const DNS_HAPROXY: Figure = figure("feed/dns-haproxy", "ms", Feed, BY_DNS).beside(PATCH_AND_EVENT);
@@ -29,7 +29,7 @@ const DNS_NGINX: Figure = figure("feed/dns-nginx", "ms", Feed, BY_DNS).beside(PA
 const DNS_CADDY: Figure = figure("feed/dns-caddy", "ms", Feed, BY_DNS).beside(PATCH_AND_EVENT);
 const HTTP_TRAEFIK: Figure = figure("feed/http-traefik", "ms", Feed, BY_POLL).beside(PATCH_AND_EVENT);
 
-/// How a load balancer receives changes.
+/// The way in which a load balancer receives changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receives {
     /// The feed sends each change.

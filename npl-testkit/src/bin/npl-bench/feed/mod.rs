@@ -26,18 +26,18 @@ use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
 /// The time between two requests to the load balancer. The load balancer sends every second request to the new Pod, so
-/// a measured time is too long by at most two of these times and the durations of two requests.
+/// a measured time is too long by at most twice this time plus the duration of two requests.
 const PACE: Duration = Duration::from_millis(1);
 
-/// The number of successive answers by the other Pod after which the load balancer counts as having stopped using a
-/// deleted Pod.
+/// The number of successive answers by the other Pod after which the bench assumes that the load balancer no longer
+/// uses a deleted Pod.
 const QUIET: usize = 20;
 
 /// Two times in milliseconds, both from the patch that writes an annotation: until a client or the load balancer has
 /// received the change from the feed, and until the patch's event arrives on a watch.
 type Lag = (f64, f64);
 
-/// Measures those of `figures` that belong to this stage.
+/// Measures the elements of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     if !figures.iter().any(|figure| figure.stage == Stage::Feed) {
         return Ok(());
@@ -106,8 +106,8 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
             // At its end, `lag` deletes the Pod and waits until the load balancer no longer uses the Pod, so `lag`
-            // returns shortly after a query of the feed. The pauses distribute the writes of annotations over the query interval;
-            // without the pauses, every annotation would be written just after a query.
+            // returns shortly after a query of the feed. The pauses distribute the writes of annotations over the query
+            // interval; without the pauses, every annotation would be written just after a query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
         lags.push(lag(scene).with_context(|| process.log_tail(10))?);

@@ -27,7 +27,7 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 /// The address at which each load balancer listens. Only one load balancer runs at a time.
 pub(super) const BALANCER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8000);
 
-/// The addresses of the Nodes in docs/load-balancers.md. The Pods' Node has the first.
+/// The addresses of the Nodes in docs/load-balancers.md. The Pods' Node has the first address.
 const NODES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 10), Ipv4Addr::new(192, 0, 2, 11)];
 
 const FEED_HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(NODES[0]), 30181);

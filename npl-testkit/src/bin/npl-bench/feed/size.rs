@@ -21,7 +21,7 @@ const MEMBERS: u16 = 10_000;
 /// The number of Services, and of Nodes. Each Service has one Pod on each Node.
 const SERVICES: u16 = 100;
 
-/// How long the feed may still work after it has listed all members.
+/// The time that the feed gets to complete its work after it has listed all members.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Creates the members, and measures a feed that starts with them, round by round.

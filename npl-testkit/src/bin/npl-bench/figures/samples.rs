@@ -47,7 +47,7 @@ pub(crate) struct Beside {
 }
 
 impl Samples {
-    /// Adds the values of one round, and those of the reference.
+    /// Adds the values of one round, and the values of the reference in this round.
     pub(crate) fn add(&mut self, figure: &Figure, values: &[f64], beside: &[f64]) {
         let rounds = self.0.entry(figure.name).or_default();
         rounds.values.extend(values);

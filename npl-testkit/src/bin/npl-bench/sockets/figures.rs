@@ -20,7 +20,7 @@ pub(super) struct ModeFigures {
     /// The throughput of several connections together.
     pub(super) streams: Figure,
     /// The throughput of one connection to the Pod's own address, compared with the throughput of another connection to
-    /// this address. The ratio of both shows the measurement noise.
+    /// this address. The ratio of the two throughputs shows the measurement noise.
     pub(super) itself: Option<&'static Figure>,
 }
 
@@ -48,10 +48,10 @@ const FAST: &[Aim] = &[Aim::LeastRatio(0.98)];
 
 /// Forwarding through the host's stack: a mapping may increase the latency by at most 5 %.
 pub(super) static STACK: ModeFigures = mode_figures!(Forwarding::Stack, "stack", &[Aim::Ratio(1.05)], Some(&ITSELF));
-/// Redirect, which bypasses the stack: the latency must not exceed that of the Pod's own address.
+/// Redirect, which bypasses the stack: the latency must not exceed the latency of the Pod's own address.
 pub(super) static REDIRECT: ModeFigures = mode_figures!(Forwarding::Redirect, "redirect", &[Aim::Ratio(1.0)], None);
-/// Offload, which bypasses the stack for flows that the stack has forwarded before: the latency must not exceed that of
-/// the Pod's own address.
+/// Offload, which bypasses the stack for flows that the stack has forwarded before: the latency must not exceed the
+/// latency of the Pod's own address.
 pub(super) static OFFLOAD: ModeFigures = mode_figures!(Forwarding::Offload, "offload", &[Aim::Ratio(1.0)], None);
 
 /// All figures, in display order.

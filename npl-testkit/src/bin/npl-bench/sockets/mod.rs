@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures the round-trip time and the throughput of TCP connections that a client opens through a Node, with real
-//! sockets. Connections to a mapping are compared with connections to the Pod's own address, in alternating turns on one
-//! Node.
+//! sockets. Connections to a mapping are compared with connections to the Pod's own address, in alternating turns on
+//! one Node.
 
 mod conversation;
 mod figures;
@@ -50,7 +50,7 @@ impl ModeFigures {
     }
 }
 
-/// A client, a Node with NPL, and a Pod. Fields are dropped in declaration order: NPL before the network.
+/// A client, a Node with NPL, and a Pod. Fields are dropped in declaration order, so NPL is removed before the network.
 struct Bed {
     mode: &'static ModeFigures,
     listener: TcpListener,
@@ -62,7 +62,8 @@ struct Bed {
 impl Bed {
     fn new(run: &Run, number: usize, mode: &'static ModeFigures) -> Result<Self> {
         let mut topology = Topology::new(run, &format!("tcp{number}"), Options::default())?;
-        // Connections are idle between turns, and without this setting would continue with a small congestion window.
+        // Connections are idle between turns. Without this setting, they would then continue with a small congestion
+        // window.
         topology.client().netns.sysctl("net/ipv4/tcp_slow_start_after_idle", "0")?;
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;

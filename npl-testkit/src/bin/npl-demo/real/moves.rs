@@ -13,7 +13,7 @@ use npl_testkit::real_cluster::{RealCluster, client_addresses};
 use super::{AGENT_NAMESPACE, NAMESPACE, show};
 use crate::report::Report;
 
-/// Requests per second.
+/// The number of requests per second.
 const RATE: u32 = 500;
 
 /// The Service's target ports.

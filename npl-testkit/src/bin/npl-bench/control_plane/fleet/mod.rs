@@ -33,8 +33,8 @@ const SERVICES: u8 = 5;
 /// The number of agents that start for the first time concurrently. The number is small, because the kernel verifies
 /// the programs of each agent.
 const FIRST_STARTS: usize = 3;
-/// How long the bench counts writes after a restart. If an agent makes unnecessary writes, it makes them within this
-/// time.
+/// The time after a restart for which the bench counts writes. If an agent makes unnecessary writes, the agent makes
+/// them within this time.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
 /// A hundred Nodes and their cluster. The client in `cluster` is for threads in the API server's network namespace.
@@ -71,7 +71,8 @@ impl<'a> Fleet<'a> {
         cluster.apply_access(&manifest())?;
         Requests::count_from_now_on(cluster.client())?;
         cluster.create_namespace(NAMESPACE)?;
-        // The API server rejects Pods without this service account, and no controller creates it, so the bench does.
+        // The API server rejects Pods without this service account. No controller creates the account, so the bench
+        // creates it.
         let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
         cluster.client().create(&accounts, &json!({"metadata": {"name": "default"}}))?;
         let fleet = Self { run, nodes, cluster, kubeconfig };

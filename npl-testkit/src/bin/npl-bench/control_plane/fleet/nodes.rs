@@ -14,7 +14,7 @@ use npl_testkit::run::Run;
 /// The address of the API server. The Nodes have the first addresses of the same network.
 pub(super) const API_SERVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 254);
 /// The first interface index of the bridge's ports, above the indexes that the kernel assigns in a new namespace. A
-/// veth pair whose ends have equal indexes would need longer until it is up.
+/// veth pair whose ends have equal indexes takes longer to come up.
 const FIRST_PORT_INDEX: u32 = 1000;
 
 /// A Node and its agent. Fields are dropped in declaration order, so the agent ends before its BPF file system and
