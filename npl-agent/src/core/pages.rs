@@ -21,7 +21,7 @@ pages! {
     /// The section about an agent that does not start or is not ready.
     NOT_READY = "docs/troubleshoot.md#the-agent-is-not-ready";
     /// The section about the reasons why packets were not translated.
-    REASONS = "docs/troubleshoot.md#drop-reasons";
+    REASONS = "docs/troubleshoot.md#packet-reasons";
     /// The section about the Events on Pods and Services.
     EVENTS = "docs/troubleshoot.md#events";
     /// The section about the doctor's checks.
