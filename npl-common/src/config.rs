@@ -17,9 +17,9 @@ map_type! {
         pub port_min: u16,
         /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0 ([`FLAG_XDP`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): only local
-        /// clients in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's primary IPv6
-        /// address in the map `npl_idx2addr_v6`. Other bits are 0.
+        /// Bit 0 ([`FLAG_XDP`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): of the local
+        /// clients, only those in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's
+        /// primary IPv6 address in the map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
@@ -40,7 +40,8 @@ map_type! {
 /// does not treat a datagram to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
-/// Flag: among local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node ports.
+/// Flag: of the local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node
+/// ports.
 pub const FLAG_HOST_CLIENTS: u32 = 2;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.

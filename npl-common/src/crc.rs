@@ -16,7 +16,7 @@
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// The polynomial `x^0`, which is the number 1.
 const ONE: u32 = 1 << 31;
-/// The polynomial `x^8`. For each message byte after the changed bits, the change of the CRC is multiplied by `x^8`.
+/// The polynomial `x^8`. Each message byte after the changed bits multiplies the change of the CRC by `x^8`.
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
@@ -54,7 +54,7 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "a caller with little free stack calls this function from a function that is not inlined"
+    reason = "the kernel programs call this function only in a function that is not inlined"
 )]
 #[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
@@ -75,7 +75,7 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "a caller with little free stack calls this function from a function that is not inlined"
+    reason = "the kernel programs call this function only in a function that is not inlined"
 )]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);

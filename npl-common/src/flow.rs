@@ -2,13 +2,14 @@
 //! The flow tables: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
 //! requests needs no entry, because the mapping alone determines the destination of a request.
 //!
-//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others: a sender of
-//! forged UDP datagrams can establish flows if the Pod answers, and must not evict TCP connections.
+//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others. A sender of
+//! forged UDP datagrams can establish flows if the Pod answers, but these flows cannot evict the entries of TCP
+//! connections.
 
 use crate::hash;
 
-/// Maximum number of entries of TCP's flow table per IP family in the kernel object; 131 072 entries take about 14 MiB
-/// for IPv4, and 18 MiB for IPv6.
+/// Maximum number of entries of TCP's flow table per IP family, as declared in the kernel object; `--max-flows` changes
+/// this number. 131 072 entries take about 14 MiB for IPv4, and 18 MiB for IPv6.
 pub const MAX_FLOWS: u32 = 131_072;
 /// Like [`MAX_FLOWS`], for UDP.
 pub const MAX_UDP_FLOWS: u32 = udp_flows(MAX_FLOWS);
@@ -49,13 +50,13 @@ pub mod tcp_flag {
 map_type! {
     /// The key of a flow in the flow table: the addresses and ports of the client and of the Pod, and the protocol.
     pub struct FlowKeyV4: 16, align 4 {
-        /// In network byte order.
+        /// The client's address, in network byte order.
         pub client_addr: [u8; 4],
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 4],
-        /// In host byte order.
+        /// The client's port, in host byte order.
         pub client_port: u16,
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
@@ -65,13 +66,13 @@ map_type! {
 map_type! {
     /// Like [`FlowKeyV4`], for IPv6.
     pub struct FlowKeyV6: 40, align 4 {
-        /// In network byte order.
+        /// The client's address, in network byte order.
         pub client_addr: [u8; 16],
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 16],
-        /// In host byte order.
+        /// The client's port, in host byte order.
         pub client_port: u16,
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
@@ -92,9 +93,9 @@ map_type! {
         pub refreshed: u32,
         /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
         /// field contains the sequence number of the client's segment that established the flow. A client's FIN or RST
-        /// counts only if its sequence number is near this number. For SCTP, the verification tag of the client's packet
-        /// that established the flow; a client's ABORT, SHUTDOWN or SHUTDOWN ACK counts only with a tag near this tag.
-        /// For UDP, 0.
+        /// counts only if its sequence number is near this number. For SCTP, the field contains the verification tag of
+        /// the client's packet that established the flow; a client's ABORT, SHUTDOWN or SHUTDOWN ACK counts only with a
+        /// tag near this tag. For UDP, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,

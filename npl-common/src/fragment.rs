@@ -15,7 +15,7 @@ use crate::mapping::protocol;
 /// Number of slots for fragment records per IP family, a power of two. The slots of a family take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's IPv4 reassembly timeout of 30 s
+/// Lifetime of a record in the unit of [`time`]: about 32 s, near the kernel's IPv4 reassembly timeout of 30 s
 /// (`net.ipv4.ipfrag_time`). A record is not used for longer, because the sender may then reuse the IP identification
 /// for another datagram.
 pub const LIFETIME: u64 = 30;
@@ -126,8 +126,8 @@ pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests use such a copy to let a record
-/// expire.
+/// Returns a copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests use such a copy in place
+/// of waiting for a record to expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT

@@ -52,8 +52,8 @@ const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "slots are chosen by a m
 
 /// Length in bytes of the longest frame that is saved.
 pub const MAX_FRAME: u32 = 2024;
-/// Length in bytes of the shortest frame, that of a last fragment on a device without link-layer header: an IPv4 header
-/// and one byte of payload.
+/// Length in bytes of the shortest frame that can be a fragment: on a device without link-layer header, a last fragment
+/// that consists of an IPv4 header and one byte of payload.
 pub const MIN_FRAME: u32 = 21;
 /// The largest [`SavedFrame::excess`].
 pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;

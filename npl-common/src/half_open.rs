@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! The half-open cache, an array of 64-bit words. A word is the conntrack entry of a flow whose handshake or first
-//! exchange of packets is not complete.
+//! exchange of packets is not complete, or a copy of an established flow's entry.
 //!
 //! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
 //! flow table. Programs read and write each word atomically. The fields of a word are:
@@ -54,8 +54,8 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// A second slot, which differs from [`slot`]: one of four slots in the same group of eight slots. A group of eight
-/// slots is usually one cache line.
+/// A second slot, which differs from [`slot`]: one of four slots in the same aligned group of eight slots. Such a group
+/// has 64 bytes, the size of a cache line on most processors.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn second_slot(hash: u64) -> u32 {

@@ -44,7 +44,7 @@ const DURATION_MASK: u64 = 0b11 << DURATION_SHIFT;
 const TAG_MASK: u64 = !(DURATION_MASK | TIME_MASK);
 
 /// Packs the entry of a host connection with this hash. `time` is the [`crate::fragment::time`] of the connection's
-/// last packet, and `duration` at most [`STREAM`].
+/// last packet, and `duration` is at most [`STREAM`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, duration: u64, time: u64) -> u64 {
@@ -63,8 +63,9 @@ pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
     entry(hash, if lasted < STREAM { lasted } else { STREAM }, time)
 }
 
-/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry: if
-/// the host no longer translates the connection, the remote host could otherwise never reach a Pod by the same port.
+/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry. If it
+/// did, a remote host that keeps sending could never reach a Pod by the same port after the host has stopped
+/// translating the connection.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn answered(word: u64, time: u64) -> u64 {
@@ -74,7 +75,8 @@ pub const fn answered(word: u64, time: u64) -> u64 {
 /// Returns the entry of a host connection whose entry in kernel conntrack is removed after `remaining` units of
 /// [`crate::fragment::time`] without a packet. The returned entry expires one unit earlier, and never later than a new
 /// entry would. A flow that is not yet a stream may have lasted for up to 2 s, so the returned entry has the longest
-/// duration below that of a stream: the flow's next packet makes the flow a stream, unless the packet follows at once.
+/// duration below that of a stream: the flow's next packet makes the flow a stream, unless the packet arrives in the
+/// same unit of time.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let duration = if is_stream { STREAM } else { STREAM - 1 };
     let age = lifetime(duration).saturating_sub(remaining.saturating_sub(1));
@@ -95,8 +97,8 @@ pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime(duration(word)))
 }
 
-/// Whether a connection uses its second slot: this slot contains the connection's entry or, if neither slot does, is
-/// the slot for a new entry. A new entry is written to an empty slot or, if both slots are occupied, over the older
+/// Whether a connection uses its second slot. If one of its slots contains the connection's entry, the connection uses
+/// this slot. Otherwise, its new entry is written to an empty slot or, if both slots are occupied, over the older
 /// entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
@@ -134,7 +136,8 @@ const fn duration(word: u64) -> u64 {
     (word & DURATION_MASK) >> DURATION_SHIFT
 }
 
-/// A copy of an entry whose time is earlier by `units`. Tests use such a copy to let an entry expire.
+/// Returns a copy of an entry whose time is earlier by `units`. Tests use such a copy in place of waiting for an entry
+/// to expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     word & !TIME_MASK | word.wrapping_sub(units) & TIME_MASK
 }

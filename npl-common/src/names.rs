@@ -78,8 +78,8 @@ pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// Like [`MAP_HOST_CONNECTION_V4`], for IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
-/// Time of the last IPv4 packet to an unmapped node port, or of the removal of the port's mapping: array of `u64`,
-/// indexed by the port, see [`crate::unmapped`].
+/// For each node port, the time of the last IPv4 packet for whose protocol the port had no mapping, or of the last
+/// removal of an IPv4 mapping: array of `u64`, indexed by the port, see [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmap_ts_v4";
 /// Like [`MAP_UNMAPPED_V4`], for IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmap_ts_v6";
@@ -233,7 +233,7 @@ pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
 /// The names of all slow-path programs. The position in this list is the program's index in [`MAP_SLOW_PATH`], see
 /// [`SlowPath::index`]. Each address family has programs of its own: the verifier of Linux 5.10 visits nearly twice as
-/// many instructions of a program for both families, and gives up after a million.
+/// many instructions of a program for both families, and gives up after a million visited instructions.
 pub const SLOW_PATH_PROGRAMS: &[&str] = &[
     "npl_in_slow4",
     "npl_in_slow6",

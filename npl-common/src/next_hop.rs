@@ -22,7 +22,7 @@ pub mod kind {
 map_type! {
     /// The address of a Pod.
     pub struct PodAddressV4: 4, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub addr: [u8; 4],
     }
 }
@@ -30,13 +30,14 @@ map_type! {
 map_type! {
     /// Like [`PodAddressV4`], for IPv6.
     pub struct PodAddressV6: 16, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub addr: [u8; 16],
     }
 }
 
 map_type! {
-    /// The device that leads to a Pod: requests to the Pod leave through it, and the Pod's replies arrive on it.
+    /// The device that leads to a Pod: requests to the Pod leave through this device, and the Pod's replies arrive on
+    /// it.
     pub struct PodNextHop: 8, align 4 {
         /// The device's index.
         pub ifindex: u32,
