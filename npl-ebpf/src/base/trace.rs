@@ -29,7 +29,7 @@ pub struct Note {
 #[btf_map(name = "npl_log_note")]
 static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
 
-/// This processor's record.
+/// Returns this processor's [`Note`].
 #[inline(always)]
 pub fn note() -> Option<*mut Note> {
     NOTE.get_ptr_mut(0)

@@ -74,7 +74,7 @@ struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame must have the size of the template");
 
-/// Position of the TCP checksum, in 16-bit words after the ports.
+/// Positions of the TCP checksum and of the UDP checksum, in 16-bit words after the ports.
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 

@@ -114,7 +114,7 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
     }
 }
 
-/// Removes the socket reverse NAT entries of a closed socket.
+/// For a closed socket, removes the socket reverse NAT entries that [`release_entries`] describes.
 #[inline(always)]
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
@@ -125,8 +125,9 @@ pub fn release(ctx: &SockContext) {
     }
 }
 
-/// Removes the socket reverse NAT entries of a socket from the map of one IP family. An IPv6 socket that sends to
-/// IPv4-mapped addresses has entries in the IPv4 map.
+/// Removes two socket reverse NAT entries of a socket from the map of one IP family: the entry that names the Pod to
+/// which the socket last connected or sent, and the entry of this Pod. An IPv6 socket that sends to IPv4-mapped
+/// addresses has entries in the IPv4 map.
 #[inline(always)]
 fn release_entries<F: Family>(socket: u64) {
     let last = last_pod::<F>(socket);
@@ -149,7 +150,7 @@ fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
 
 /// Replaces the Pod's address by the address that the client connected to. At `recvmsg`, also records a sender with a
 /// node address and a port of the node port range, so that answers to this sender are not translated. If the socket has
-/// sent through a mapping, the sender is not recorded.
+/// sent through a mapping, the program does not record the sender.
 #[inline(always)]
 pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
@@ -209,8 +210,8 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
-/// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
-/// directly.
+/// Removes the entry of a Pod that a socket has reached through a mapping, because the socket now connects or sends to
+/// the Pod directly.
 ///
 /// At `sendmsg`, the entry of a connected socket is kept: for an IPv6 socket that is connected to an IPv4 Pod, the
 /// kernel runs the IPv4 program with the Pod's address at each send, although the client used a mapping.

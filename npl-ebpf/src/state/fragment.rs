@@ -21,7 +21,7 @@ pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u6
     F::hash(config.seed, chain.headers.source, chain.headers.destination, rest)
 }
 
-/// The record of a datagram's first fragment; `None` if there is no record, or if it has expired.
+/// The record of a datagram's first fragment; `None` if there is no record, or if the record has expired.
 #[inline(always)]
 pub fn record<F: Family>(hash: u64) -> Option<Record> {
     let slot = F::fragment(fragment::slot(hash))?;
@@ -32,8 +32,8 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // If the node address has no index, it was removed from the Node. No record is then written, so the later fragments
-    // are not translated.
+    // If the node address has no index, the address was removed from the Node. The program then writes no record, so
+    // the later fragments are not translated.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }

@@ -24,7 +24,7 @@ pub type Slot = (Cell<u64>, u32);
 /// An index that no slot of the half-open cache has.
 const NONE: u32 = u32::MAX;
 
-/// The slot of an established flow. The slot may contain the copy of another flow's entry.
+/// The slot of an established flow. The slot may contain an entry of another flow.
 #[inline(always)]
 pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
     let index = half_open::slot(hash);

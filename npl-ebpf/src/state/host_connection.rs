@@ -16,20 +16,19 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
-/// the record contains this address; if not, the record contains the Node's primary address. NPL may have translated a
+/// the packet is recorded under this address; otherwise, under the Node's primary address. NPL may have translated a
 /// reply already on another device: on the Pod's device in redirect mode, or on an upper device such as a VLAN. Such a
 /// reply is not recorded.
 ///
-/// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
-/// host connection.
+/// A RST is not recorded, because the host answers a client of an unmapped port with a RST, and this client has no host
+/// connection.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
-    // A program after this one on the hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the
-    // Node's primary address and, if possible, the same source port, so the program records the packet under this
-    // address.
+    // A later program on this hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the Node's
+    // primary address and, if possible, the same source port, so the packet is recorded under the primary address.
     let is_of_node = F::node_address_index(config, headers.source).is_some();
     let node = if is_of_node { Some(headers.source) } else { F::primary(config) };
     let Some(node) = node else { return };

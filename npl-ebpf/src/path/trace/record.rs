@@ -39,7 +39,8 @@ use crate::{
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
-/// Flags in the parameter `origin` of [`npl_trace_begin`], which also contains the number of the hook.
+/// Flags in the parameter `origin` of [`npl_trace_begin`]. The low eight bits of this parameter contain the number of
+/// the hook.
 const IS_REPLY: u32 = 1 << 8;
 const IS_SLOW_PATH: u32 = 1 << 16;
 
@@ -122,8 +123,8 @@ const fn origin<H: Hook>() -> u32 {
     hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
 }
 
-/// Stores a verdict in this CPU's record. This function and the exported functions below are exported so that the
-/// verifier checks each function only once, not once for each verifier state of each caller.
+/// Stores a verdict in this CPU's record. This function and the other functions with `no_mangle` in this module are
+/// exported, so that the verifier checks each of them only once, and not once for each verifier state of each caller.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_note(bits: u32) -> u32 {

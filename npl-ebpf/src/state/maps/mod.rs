@@ -117,7 +117,8 @@ pub trait SlotArrays {
 
 /// The socket reverse NAT table, for local clients: clients on the Node and in its Pods.
 pub trait SocketReverseNat: HeaderLayout {
-    /// The node address and node port that a local client connected to, if the socket has an entry for this Pod.
+    /// The value of a socket's entry for this Pod: the address and port that the local client connected to. `None` if
+    /// the socket has no such entry. [`npl_common::socket_rnat`] describes the entries with other values.
     fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>>;
     fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>);
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
