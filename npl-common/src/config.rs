@@ -70,13 +70,13 @@ impl Config {
     /// Index of the 8-byte word of [`Config`] that contains `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
-    /// A copy of the configuration with [`FLAG_XDP`] set or cleared.
+    /// Returns a copy of the configuration with [`FLAG_XDP`] set or cleared.
     #[must_use]
     pub const fn with_xdp(self, is_used: bool) -> Self {
         self.with_flag(FLAG_XDP, is_used)
     }
 
-    /// A copy of the configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
+    /// Returns a copy of the configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
     #[must_use]
     pub const fn with_host_clients_only(self, is_restricted: bool) -> Self {
         self.with_flag(FLAG_HOST_CLIENTS, is_restricted)
@@ -87,7 +87,7 @@ impl Config {
         Self { flags: if is_set { others | flag } else { others }, ..self }
     }
 
-    /// The index of the Node's primary IPv6 address in the map `npl_idx2addr_v6`.
+    /// Returns the index of the Node's primary IPv6 address in the map `npl_idx2addr_v6`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "the index is one byte of the flags")]
@@ -95,14 +95,14 @@ impl Config {
         (self.flags >> PRIMARY_V6_SHIFT) as u8
     }
 
-    /// A copy of the configuration with another index of the primary IPv6 address.
+    /// Returns a copy of the configuration with another index of the primary IPv6 address.
     #[must_use]
     pub const fn with_primary_v6_index(self, index: u8) -> Self {
         let others = self.flags & !(0xff << PRIMARY_V6_SHIFT);
         Self { flags: others | (index as u32) << PRIMARY_V6_SHIFT, ..self }
     }
 
-    /// Whether a port, in host byte order, is in the node port range.
+    /// Returns whether a port, in host byte order, is in the node port range.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn contains(&self, port: u16) -> bool {

@@ -38,8 +38,8 @@ pub const ELEMENTS: usize = 3 * BYTES;
 /// which the kernel programs read.
 pub static TABLE: [u32; ELEMENTS] = table();
 
-/// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
-/// loaded by a little-endian processor. `times` multiplies a polynomial by an element of [`TABLE`], as
+/// Returns the checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words
+/// as loaded by a little-endian processor. `times` multiplies a polynomial by an element of [`TABLE`], as
 /// [`times_element`] does.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
@@ -49,8 +49,8 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
     check ^ times(difference, HIGH_POWERS | u32::from(high))
 }
 
-/// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table.
+/// Returns the product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an
+/// element of the table.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
@@ -68,7 +68,7 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
     (product >> 32) as u32 ^ rest
 }
 
-/// The carry-less product of two words.
+/// Returns the carry-less product of two words.
 ///
 /// Ordinary multiplication produces carries. If both factors contain only every fourth bit, at most eight ones are
 /// added at one position, so a carry never reaches the next position that is used.
@@ -112,8 +112,8 @@ const fn table() -> [u32; ELEMENTS] {
     }
 }
 
-/// The product of two polynomials modulo the CRC polynomial, computed bit by bit. This function is used only at compile
-/// time, for [`TABLE`].
+/// Returns the product of two polynomials modulo the CRC polynomial, computed bit by bit. This function is used only at
+/// compile time, for [`TABLE`].
 const fn times_bitwise(a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut power = 0;
@@ -126,7 +126,7 @@ const fn times_bitwise(a: u32, b: u32) -> u32 {
     product
 }
 
-/// The product of the polynomial `word` and `x` to the power `power`, modulo the CRC polynomial.
+/// Returns the product of the polynomial `word` and `x` to the power `power`, modulo the CRC polynomial.
 const fn shifted(mut word: u32, power: u32) -> u32 {
     let mut step = 0;
     while step < power {
@@ -150,8 +150,8 @@ mod tests {
         super::times_element(a, index, |index| TABLE[index as usize])
     }
 
-    /// The CRC of a message, computed bit by bit from the definition of the CRC. The tests compare the table-driven
-    /// functions with this function.
+    /// Returns the CRC of a message, computed bit by bit from the definition of the CRC. The tests compare the
+    /// table-driven functions with this function.
     fn full(bytes: &[u8]) -> u32 {
         let mut register = u32::MAX;
         for byte in bytes {

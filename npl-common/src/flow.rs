@@ -16,13 +16,13 @@ pub const MAX_UDP_FLOWS: u32 = udp_flows(MAX_FLOWS);
 /// Like [`MAX_FLOWS`], for SCTP.
 pub const MAX_SCTP_FLOWS: u32 = sctp_flows(MAX_FLOWS);
 
-/// The number of entries of UDP's flow table if TCP's has `flows` entries.
+/// Returns the number of entries of UDP's flow table if TCP's has `flows` entries.
 pub const fn udp_flows(flows: u32) -> u32 {
     flows / 2
 }
 
-/// The number of entries of SCTP's flow table if TCP's has `flows` entries. An SCTP association carries many streams,
-/// so there are far fewer associations than TCP connections.
+/// Returns the number of entries of SCTP's flow table if TCP's has `flows` entries. An SCTP association carries many
+/// streams, so there are far fewer associations than TCP connections.
 pub const fn sctp_flows(flows: u32) -> u32 {
     flows / 16
 }
@@ -130,8 +130,8 @@ map_type! {
 }
 
 impl FlowKeyV4 {
-    /// The flow's seeded hash, as the kernel programs compute it: the hash chooses the flow's slots in the half-open
-    /// cache.
+    /// Returns the flow's seeded hash, as the kernel programs compute it: the hash chooses the flow's slots in the
+    /// half-open cache.
     pub const fn hash(&self, seed: u64) -> u64 {
         let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, self.protocol);
         let [client, pod] = [u32::from_ne_bytes(self.client_addr), u32::from_ne_bytes(self.pod_addr)];
@@ -165,15 +165,15 @@ impl FlowV6 {
     }
 }
 
-/// The two halves of an IPv6 address, as [`hash::flow_v6`] expects them: the programs load an address from a packet as
-/// four 32-bit words, and do not convert the byte order of the words.
+/// Returns the two halves of an IPv6 address, as [`hash::flow_v6`] expects them: the programs load an address from a
+/// packet as four 32-bit words, and do not convert the byte order of the words.
 const fn halves(addr: [u8; 16]) -> [u64; 2] {
     let bits = u128::from_be_bytes(addr);
     [word_pair(bits >> u64::BITS), word_pair(bits)]
 }
 
-/// The low two 32-bit words of `bits`, each with the value that a program gets if it loads the word's bytes from a
-/// packet.
+/// Returns the low two 32-bit words of `bits`, each with the value that a program gets if it loads the word's bytes
+/// from a packet.
 #[expect(clippy::cast_possible_truncation, reason = "only the low bits are used")]
 const fn word_pair(bits: u128) -> u64 {
     (u32::from_be((bits >> u32::BITS) as u32) as u64) << u32::BITS | u32::from_be(bits as u32) as u64

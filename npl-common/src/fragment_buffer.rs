@@ -40,7 +40,7 @@ pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;
 
-/// The slot of the SCTP reassembly buffer for the first fragment of a datagram.
+/// Returns the slot of the SCTP reassembly buffer for the first fragment of a datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]

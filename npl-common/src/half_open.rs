@@ -46,7 +46,7 @@ const TAG_SHIFT: u32 = 26;
 const PHASE_MASK: u64 = 0b11 << PHASE_SHIFT;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 
-/// The slot of an established flow.
+/// Returns the slot of an established flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -54,36 +54,36 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// A second slot, which differs from [`slot`]: one of four slots in the same aligned group of eight slots. Such a group
-/// has 64 bytes, the size of a cache line on most processors.
+/// Returns a second slot, which differs from [`slot`]: one of four slots in the same aligned group of eight slots. Such
+/// a group has 64 bytes, the size of a cache line on most processors.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
-/// The first candidate slot of a handshake.
+/// Returns the first candidate slot of a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_slot(hash: u64) -> u32 {
     SLOTS | slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// The second candidate slot of a handshake.
+/// Returns the second candidate slot of a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// The first candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+/// Returns the first candidate slot of a UDP or SCTP flow that is half-open without a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn datagram_slot(hash: u64) -> u32 {
     REPLY_CACHE_ELEMENTS + slot(hash)
 }
 
-/// The second candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+/// Returns the second candidate slot of a UDP or SCTP flow that is half-open without a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_datagram_slot(hash: u64) -> u32 {
@@ -98,36 +98,36 @@ pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -
     (hash & TAG_MASK) | phase.bits() << PHASE_SHIFT | (address_index as u64) << ADDRESS_SHIFT | node_port as u64
 }
 
-/// Whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
+/// Returns whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Whether an entry's flow waits for the Pod's first reply. If the entry of a waiting flow were overwritten, the first
-/// reply would not be translated.
+/// Returns whether an entry's flow waits for the Pod's first reply. If the entry of a waiting flow were overwritten,
+/// the first reply would not be translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_waiting(entry: u64) -> bool {
     node_port(entry) != 0 && phase(entry).is(Phase::REQUESTED)
 }
 
-/// The phase of an entry.
+/// Returns the phase of an entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn phase(entry: u64) -> Phase {
     Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
 }
 
-/// A copy of an entry with another phase.
+/// Returns a copy of an entry with another phase.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
     (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
 }
 
-/// The node port of an entry, in host byte order.
+/// Returns the node port of an entry, in host byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
@@ -135,14 +135,14 @@ pub const fn node_port(entry: u64) -> u16 {
     entry as u16
 }
 
-/// Whether two entries have the same NAT address.
+/// Returns whether two entries have the same NAT address.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn has_same_nat_address(entry: u64, other: u64) -> bool {
     address_index(entry) == address_index(other) && node_port(entry) == node_port(other)
 }
 
-/// The index of an entry's node address.
+/// Returns the index of an entry's node address.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the eight bits above the port are the index")]

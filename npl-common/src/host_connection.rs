@@ -83,30 +83,30 @@ pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> 
     entry(hash, duration, time.wrapping_sub(age))
 }
 
-/// Whether an entry belongs to a host connection with this hash.
+/// Returns whether an entry belongs to a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
     word != 0 && (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether an entry belongs to a host connection with this hash and has not expired.
+/// Returns whether an entry belongs to a host connection with this hash and has not expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime(duration(word)))
 }
 
-/// Whether a connection uses its second slot. If one of its slots contains the connection's entry, the connection uses
-/// this slot. Otherwise, its new entry is written to an empty slot or, if both slots are occupied, over the older
-/// entry.
+/// Returns whether a connection uses its second slot. If one of its slots contains the connection's entry, the
+/// connection uses this slot. Otherwise, its new entry is written to an empty slot or, if both slots are occupied, over
+/// the older entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
-/// The time for which the entry of a UDP host connection stays valid, in units of [`crate::fragment::time`].
+/// Returns the time for which the entry of a UDP host connection stays valid, in units of [`crate::fragment::time`].
 pub const fn remaining(word: u64, time: u64) -> u64 {
     lifetime(duration(word)).saturating_sub(age(word, time))
 }
@@ -117,9 +117,9 @@ const fn lifetime(duration: u64) -> u64 {
     if duration < STREAM { LIFETIME } else { STREAM_LIFETIME }
 }
 
-/// The time since an entry was written. For an empty slot, the result is larger than the age of any entry. Another
-/// processor may have written the entry after this processor has read the time, so an entry whose time is one unit
-/// later than `time` has the age 0.
+/// Returns the time since an entry was written. For an empty slot, the result is larger than the age of any entry.
+/// Another processor may have written the entry after this processor has read the time, so an entry whose time is one
+/// unit later than `time` has the age 0.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
@@ -142,8 +142,8 @@ pub const fn aged(word: u64, units: u64) -> u64 {
     word & !TIME_MASK | word.wrapping_sub(units) & TIME_MASK
 }
 
-/// The first candidate slot for a host connection with this hash. The slot depends only on bits of the hash that are
-/// not part of the tag.
+/// Returns the first candidate slot for a host connection with this hash. The slot depends only on bits of the hash
+/// that are not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -151,7 +151,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot for a host connection with this hash.
+/// Returns the second candidate slot for a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]

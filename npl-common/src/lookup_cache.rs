@@ -77,8 +77,8 @@ pub mod no_next_hop {
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
 }
 
-/// The slot for the cached mapping of a frontend; several frontends may share one slot. Consecutive ports have adjacent
-/// slots, so that in IPv4, a cache line contains the copies of two ports.
+/// Returns the slot for the cached mapping of a frontend; several frontends may share one slot. Consecutive ports have
+/// adjacent slots, so that in IPv4, a cache line contains the copies of two ports.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn slot(frontend: Frontend) -> u32 {
@@ -87,7 +87,7 @@ pub const fn slot(frontend: Frontend) -> u32 {
     half | frontend.node_port as u32 & (PER_PROTOCOL - 1)
 }
 
-/// The checksum of a cached mapping: of its `words`, its frontend, the seed in `config`, and the `epoch`
+/// Returns the checksum of a cached mapping: of its `words`, its frontend, the seed in `config`, and the `epoch`
 /// ([`Config::epoch`]).
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]

@@ -267,7 +267,7 @@ pub enum SlowPath {
 }
 
 impl SlowPath {
-    /// The slow path that `program` tail-calls; `None` if `program` has no slow path.
+    /// Returns the slow path that `program` tail-calls; `None` if `program` has no slow path.
     fn of(program: &str) -> Option<Self> {
         match program {
             PROG_INGRESS | PROG_INGRESS_OFFLOAD => Some(Self::Ingress),
@@ -280,13 +280,14 @@ impl SlowPath {
         }
     }
 
-    /// The index in [`MAP_SLOW_PATH`] and in [`SLOW_PATH_PROGRAMS`] of the program for one address family.
+    /// Returns the index in [`MAP_SLOW_PATH`] and in [`SLOW_PATH_PROGRAMS`] of the program for one address family.
     #[inline]
     pub const fn index(self, is_ipv6: bool) -> u32 {
         2 * self as u32 + is_ipv6 as u32
     }
 
-    /// The slow-path programs that `program` tail-calls: the index and name of each. Empty if `program` has no slow path.
+    /// Returns the slow-path programs that `program` tail-calls: the index and name of each. Empty if `program` has no
+    /// slow path.
     pub fn programs_of(program: &str) -> impl Iterator<Item = (u32, &'static str)> {
         let indexes = Self::of(program).into_iter().flat_map(|path| [path.index(false), path.index(true)]);
         indexes.map(|index| (index, SLOW_PATH_PROGRAMS[index as usize]))

@@ -49,7 +49,7 @@ map_type! {
 }
 
 impl PodNextHop {
-    /// Whether the next hop has a device; otherwise the host's stack forwards the packet.
+    /// Returns whether the next hop has a device; otherwise the host's stack forwards the packet.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_reachable(&self) -> bool {

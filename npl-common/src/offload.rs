@@ -63,8 +63,8 @@ pub enum Decision {
     Observe,
 }
 
-/// The tag that distinguishes a flow from other flows with the same slot. The tag depends on the Pod's generation, so
-/// that flows of a later Pod with the same address have other tags.
+/// Returns the tag that distinguishes a flow from other flows with the same slot. The tag depends on the Pod's
+/// generation, so that flows of a later Pod with the same address have other tags.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {

@@ -18,12 +18,12 @@ macro_rules! reasons {
             /// Every reason, in the order of the counters.
             pub const ALL: &[Self] = &[ $( Self::$variant, )+ ];
 
-            /// The reason's name in metrics and in the output of commands.
+            /// Returns the reason's name in metrics and in the output of commands.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$variant => $name, )+ }
             }
 
-            /// The meaning of the reason, in one sentence for operators.
+            /// Returns the meaning of the reason, in one sentence for operators.
             pub const fn help(self) -> &'static str {
                 match self { $( Self::$variant => concat!($($doc,)+).trim_ascii(), )+ }
             }
@@ -76,7 +76,7 @@ reasons! {
 }
 
 impl Reason {
-    /// The action of the programs on a counted packet, for the reference page.
+    /// Returns the action of the programs on a counted packet, for the reference page.
     pub const fn packet(self) -> &'static str {
         match self {
             Self::SourceRefused | Self::RewriteFailed => "dropped",

@@ -31,7 +31,7 @@ pub const PROG_COUNT: &str = "npl_count";
 const CLIENT_BITS: u32 = RANDOM_ADDRESS_BITS + u16::BITS;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
-/// The random address bits and the port of the client of packet `number`.
+/// Returns the random address bits and the port of the client of packet `number`.
 ///
 /// The first 2^44 numbers give 2^44 different clients, because each step of the computation is invertible.
 #[inline(always)]

@@ -79,7 +79,7 @@ pub enum MapKind {
 }
 
 impl MapKind {
-    /// The kernel's number of the map type, `BPF_MAP_TYPE_*`.
+    /// Returns the kernel's number of the map type, `BPF_MAP_TYPE_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::Hash => 1,
@@ -92,7 +92,7 @@ impl MapKind {
         }
     }
 
-    /// The name by which `bpftool map` shows the map type.
+    /// Returns the name by which `bpftool map` shows the map type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hash => "hash",
@@ -122,7 +122,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// The layouts of a struct, as in [`Self::Type`]; empty for a number, and for a ring buffer.
+    /// Returns the layouts of a struct, as in [`Self::Type`]; empty for a number, and for a ring buffer.
     pub const fn layouts(self) -> &'static [Layout] {
         match self {
             Self::None(_) | Self::U32(_) | Self::U64(_) => &[],
@@ -130,7 +130,7 @@ impl Content {
         }
     }
 
-    /// Size in bytes of the key or value in the map whose name is at `position` in [`Map::names`].
+    /// Returns the size in bytes of the key or value in the map whose name is at `position` in [`Map::names`].
     pub fn size(self, position: usize) -> usize {
         let layouts = self.layouts();
         let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);

@@ -48,7 +48,7 @@ impl<T: Copy> Cell<T> {
 }
 
 impl Cell<u64> {
-    /// The word `index` words after this one, in the same map element.
+    /// Returns the word `index` words after this one, in the same map element.
     #[inline(always)]
     pub const fn at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))

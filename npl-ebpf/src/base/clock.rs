@@ -4,8 +4,8 @@
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::fragment;
 
-/// The low 32 bits of the kernel's `jiffies`. Reading `jiffies` is cheaper than reading a clock, because the verifier
-/// replaces the helper call by a single load from memory.
+/// Returns the low 32 bits of the kernel's `jiffies`. Reading `jiffies` is cheaper than reading a clock, because the
+/// verifier replaces the helper call by a single load from memory.
 #[inline(always)]
 pub fn jiffies() -> u32 {
     // SAFETY: the helper has no arguments, and only reads a clock.

@@ -12,7 +12,7 @@ pub const OFFLOAD: u8 = 2;
 /// Like [`STACK`]. The program also records that the stack forwarded the packet, for programs of the mode [`OFFLOAD`].
 pub const OBSERVE: u8 = 3;
 
-/// Whether programs of this mode look up the next hop of a Pod.
+/// Returns whether programs of this mode look up the next hop of a Pod.
 #[inline(always)]
 pub const fn needs_next_hop<const MODE: u8>() -> bool {
     matches!(MODE, REDIRECT | OFFLOAD)

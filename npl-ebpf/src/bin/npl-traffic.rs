@@ -209,7 +209,7 @@ fn arrived(ctx: &TcContext) -> Option<()> {
     Some(())
 }
 
-/// A pointer to a `T` at the beginning of a packet, if the packet is long enough.
+/// Returns a pointer to a `T` at the beginning of a packet, if the packet is long enough.
 #[inline(always)]
 fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
     if start + size_of::<T>() > end { None } else { Some(start as *mut T) }

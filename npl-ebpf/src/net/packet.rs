@@ -85,7 +85,7 @@ impl<F: HeaderLayout> Packet<F> {
         Some(Self { l3: chain.l3, headers: chain.headers, ports, end, header_length, is_truncated, segment })
     }
 
-    /// A copy of this parsed packet with other TTL fields.
+    /// Returns a copy of this parsed packet with other TTL fields.
     #[inline(always)]
     pub fn with(&self, ttl_fields: F::TtlFields) -> Self {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
@@ -112,7 +112,7 @@ impl<F: HeaderLayout> Packet<F> {
         segment.ok_or(Reason::Truncated)
     }
 
-    /// Number of payload bytes in a SYN of the fast path (TCP Fast Open).
+    /// Returns the number of payload bytes in a SYN of the fast path (TCP Fast Open).
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);

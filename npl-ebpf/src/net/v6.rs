@@ -231,7 +231,7 @@ impl Routing for V6 {
     }
 }
 
-/// Length of a packet in bytes, including the IPv6 header.
+/// Returns the length of a packet in bytes, including the IPv6 header.
 #[inline(always)]
 const fn packet_length(ttl_fields: TtlFields) -> u16 {
     u16::from_be(ttl_fields.payload_length).saturating_add(LENGTH as u16)

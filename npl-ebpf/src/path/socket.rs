@@ -139,7 +139,7 @@ fn release_entries<F: Family>(socket: u64) {
     }
 }
 
-/// The key of the socket reverse NAT entry whose value is the Pod to which a socket last connected or sent.
+/// Returns the key of the socket reverse NAT entry whose value is the Pod to which a socket last connected or sent.
 #[inline(always)]
 fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
     // The address in the key is a part of the socket cookie instead of the unspecified address. To write the zero bytes
@@ -176,7 +176,7 @@ pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     }
 }
 
-/// Whether `address` is a node address with a port of the node port range.
+/// Returns whether `address` is a node address with a port of the node port range.
 #[inline(always)]
 fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
     CONFIG
@@ -184,7 +184,7 @@ fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
         .is_some_and(|config| config.contains(address.port) && F::node_address_index(config, address.addr).is_some())
 }
 
-/// The Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
+/// Returns the Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
@@ -231,7 +231,7 @@ fn is_connected(ctx: &SockAddrContext) -> bool {
     state == CONNECTED
 }
 
-/// Whether the caller's socket is in the host's network namespace. Each network namespace has its own loopback
+/// Returns whether the caller's socket is in the host's network namespace. Each network namespace has its own loopback
 /// addresses.
 #[inline(always)]
 fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
@@ -239,14 +239,14 @@ fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
     config.netns_cookie != 0 && config.netns_cookie == unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
-/// The cookie by which the kernel identifies the socket.
+/// Returns the cookie by which the kernel identifies the socket.
 #[inline(always)]
 fn socket(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel passed this context to the program.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
 
-/// The socket's protocol; `None` for a number above 255, such as MPTCP's.
+/// Returns the socket's protocol; `None` for a number above 255, such as MPTCP's.
 #[inline(always)]
 fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
     // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
@@ -254,7 +254,7 @@ fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
     u8::try_from(protocol).ok()
 }
 
-/// The port in the address of a system call, in host byte order.
+/// Returns the port in the address of a system call, in host byte order.
 #[inline(always)]
 fn port(call: *const bpf_sock_addr) -> u16 {
     // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.

@@ -56,8 +56,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of the
-/// record.
+/// Returns whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of
+/// the record.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);
@@ -77,8 +77,8 @@ pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, prot
     is_at(first) || is_at(second)
 }
 
-/// The slot that contains the record of a host connection or, if the connection has no record, the slot for a new
-/// record.
+/// Returns the slot that contains the record of a host connection or, if the connection has no record, the slot for a
+/// new record.
 #[inline(always)]
 fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     let first = F::host_connection(host_connection::slot(hash))?;
@@ -86,8 +86,8 @@ fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     Some(if host_connection::is_second(first.load(), second.load(), hash, now) { second } else { first })
 }
 
-/// Whether a packet that leaves from a node port is a reply of the mapped Pod. The Pod's SYN-ACK belongs to a flow only
-/// if its acknowledgement number is that of a handshake.
+/// Returns whether a packet that leaves from a node port is a reply of the mapped Pod. The Pod's SYN-ACK belongs to a
+/// flow only if its acknowledgement number is that of a handshake.
 #[inline(always)]
 fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };

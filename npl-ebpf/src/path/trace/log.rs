@@ -45,7 +45,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     verdict
 }
 
-/// The TC action for the verdict of a step. [`Verdict::into_action`] stores the verdict for the log.
+/// Returns the TC action for the verdict of a step. [`Verdict::into_action`] stores the verdict for the log.
 #[inline(always)]
 pub fn decide(verdict: Verdict) -> i32 {
     verdict.into_action()

@@ -110,13 +110,13 @@ pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     verdict
 }
 
-/// Whether tracing is on: `npl-agent trace` has set a filter.
+/// Returns whether tracing is on: `npl-agent trace` has set a filter.
 #[inline(always)]
 fn is_armed() -> bool {
     TRACE_FILTER.get_ptr_mut(0).is_some_and(|filter| field!(filter, until).load() != 0)
 }
 
-/// The number of the program's hook, with the flag [`IS_REPLY`] if the program translates replies.
+/// Returns the number of the program's hook, with the flag [`IS_REPLY`] if the program translates replies.
 #[inline(always)]
 const fn origin<H: Hook>() -> u32 {
     let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
@@ -333,10 +333,10 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether the filter matches a packet. The packet has four addresses with ports: source and destination, before and
-/// after the program. One of the four must match the filter's client, and one must match an endpoint of the filter. For
-/// an ICMP error, the result is always true: `npl-agent trace` then compares the filter with the packet that the error
-/// quotes.
+/// Returns whether the filter matches a packet. The packet has four addresses with ports: source and destination,
+/// before and after the program. One of the four must match the filter's client, and one must match an endpoint of the
+/// filter. For an ICMP error, the result is always true: `npl-agent trace` then compares the filter with the packet
+/// that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
@@ -360,8 +360,8 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
 const MISSES_ENDPOINTS: u64 = 1;
 const MISSES_CLIENT: u64 = 2;
 
-/// The parts of the filter that do not match one address and port of the packet, as a bit set of `MISSES_…`. The
-/// function is not inlined, so that the stack contains the values of only one address and port at a time.
+/// Returns the parts of the filter that do not match one address and port of the packet, as a bit set of `MISSES_…`.
+/// The function is not inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     // SAFETY: only `npl-agent trace` writes the fields that this function reads; if a field changes during the read,
@@ -383,8 +383,8 @@ fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     (misses_endpoints * MISSES_ENDPOINTS) | (differs(&filter.client, end) * MISSES_CLIENT)
 }
 
-/// 0 if the filter matches the address and port; 1 otherwise. The function has no branches, because the verifier would
-/// follow each branch separately.
+/// Returns 0 if the filter matches the address and port, and otherwise 1. The function has no branches, because the
+/// verifier would follow each branch separately.
 #[inline(always)]
 fn differs(filter: &EndpointFilter, end: &PacketEnd) -> u64 {
     let difference = filter.difference(end);
