@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The reasons under which the programs count packets: packets that are dropped or passed unchanged although they may
-//! belong to a mapping, to its replies or to ICMP errors about them, and packets that are translated in spite of a
-//! tuple conflict or a rejected conntrack entry.
+//! The reasons under which the programs count packets. Most counted packets are dropped or passed unchanged, although
+//! they may be requests, replies or ICMP errors of a mapping. The others are translated in spite of a tuple conflict or
+//! a rejected conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
@@ -23,7 +23,7 @@ macro_rules! reasons {
                 match self { $( Self::$variant => $name, )+ }
             }
 
-            /// Returns the meaning of the reason, in one sentence for operators.
+            /// Returns the meaning of the reason, for operators.
             pub const fn help(self) -> &'static str {
                 match self { $( Self::$variant => concat!($($doc,)+).trim_ascii(), )+ }
             }
