@@ -23,9 +23,9 @@ map_type! {
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
-        /// Version of the mappings, endpoints, next hops and node addresses. With each change of any of them, the agent
-        /// writes a new epoch, which invalidates the lookup caches: see [`crate::lookup_cache`]. Epoch and `abi` are in
-        /// one aligned word, which is written and read atomically.
+        /// Version of the mappings, endpoints, next hops and node addresses. After each change of one of these, the
+        /// agent writes a new epoch, which invalidates the lookup caches: see [`crate::lookup_cache`]. Epoch and `abi`
+        /// are in one aligned word, which is written and read atomically.
         pub epoch: u32,
         /// The kernel's cookie of the host's network namespace; 0 if unknown. Only in this namespace do loopback
         /// addresses count as node addresses.

@@ -75,8 +75,8 @@ pub const fn answered(word: u64, time: u64) -> u64 {
 /// Returns the entry of a host connection whose entry in kernel conntrack is removed after `remaining` units of
 /// [`crate::fragment::time`] without a packet. The returned entry expires one unit earlier, and never later than a new
 /// entry would. A flow that is not yet a stream may have lasted for up to 2 s, so the returned entry has the longest
-/// duration below that of a stream: the flow's next packet makes the flow a stream, unless the packet arrives in the
-/// same unit of time.
+/// duration below that of a stream. The flow's next packet therefore makes the flow a stream, unless the packet arrives
+/// in the same unit of time.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let duration = if is_stream { STREAM } else { STREAM - 1 };
     let age = lifetime(duration).saturating_sub(remaining.saturating_sub(1));

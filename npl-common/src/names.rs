@@ -78,8 +78,8 @@ pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// Like [`MAP_HOST_CONNECTION_V4`], for IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
-/// For each node port, the time of the last IPv4 packet for whose protocol the port had no mapping, or of the last
-/// removal of an IPv4 mapping: array of `u64`, indexed by the port, see [`crate::unmapped`].
+/// For each node port, the time of the last IPv4 packet that matched no mapping, or of the last removal of an IPv4
+/// mapping: array of `u64`, indexed by the port, see [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmap_ts_v4";
 /// Like [`MAP_UNMAPPED_V4`], for IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmap_ts_v6";
@@ -89,9 +89,9 @@ pub const MAP_SLOW_PATH: &str = "npl_slow";
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
-/// Devices whose packets may already be translated when NPL's TC program runs: by the XDP program or, before Linux 6.6,
-/// by the temporary second filter that exists while the agent moves NPL's filter ahead of all other filters. Map from
-/// interface index to [`crate::config::XDP_ATTACHED`].
+/// Devices whose packets may already be translated when NPL's TC program runs. The XDP program translates them or,
+/// before Linux 6.6, NPL's temporary second filter, which exists while the agent moves NPL's filter ahead of all other
+/// filters. Map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].

@@ -101,8 +101,9 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     if now.wrapping_sub(mine) < INTERVAL_JIFFIES { Decision::Offload } else { Decision::Observe }
 }
 
-/// Returns the word of a direction after the stack was observed to forward a packet of this direction; `None` if the
-/// word does not change: it already contains a time, the direction has ended, or another offloaded flow has the slot.
+/// Returns the word of a direction after a program has observed that the stack forwarded a packet of this direction.
+/// Returns `None` if the word does not change, because the word already contains a time, the connection has ended, or
+/// another offloaded flow has the slot.
 ///
 /// A time is replaced only after [`decide`] returned [`Decision::Observe`], and the word became [`since::PENDING`]. On
 /// a bridge, the observing program also runs for redirected packets, so an observation while the direction is offloaded

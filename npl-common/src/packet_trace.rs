@@ -70,9 +70,9 @@ map_type! {
 
 map_type! {
     /// The filter of packet tracing. A packet has up to four addresses with ports: source and destination, before and
-    /// after translation. The packet is recorded if one of them matches `client`, one matches an element of
-    /// `endpoints`, and the packet has the protocol `protocol` or no readable transport header. Every ICMP error is
-    /// recorded.
+    /// after translation. The packet is recorded if one of the four matches `client`, one of the four matches an
+    /// element of `endpoints`, and the packet has the protocol `protocol` or no readable transport header. Every ICMP
+    /// error is recorded.
     pub struct TraceFilter: 456, align 8 {
         /// `CLOCK_MONOTONIC` time in nanoseconds at which tracing ends, unless `npl-agent trace` sets a later time; 0
         /// if tracing is off.

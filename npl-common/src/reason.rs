@@ -71,7 +71,7 @@ reasons! {
     /// unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
     /// The packet is an ICMP error whose quoted packet belongs to no known flow: the quoted packet is the Node's own
-    /// traffic, its flow has ended, or the quote is forged; the error is passed to the host unchanged.
+    /// traffic, the flow has ended, or the quote is forged; the error is passed to the host unchanged.
     UntrackedError = 12, "untracked_error";
 }
 

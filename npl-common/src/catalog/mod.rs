@@ -345,10 +345,9 @@ pub const MAPS: &[Map] = &[
             "time of the last packet or removal in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was \
              neither",
         ),
-        purpose: "Unmapped traffic: for each node port, the time of the last packet for whose protocol the port had no \
-                  mapping, or of the last removal of a mapping. The agent assigns a port with a time in the last two \
-                  minutes only if no other port is free. A restarted agent quarantines a port until the time is \
-                  `--quarantine` old.",
+        purpose: "Unmapped traffic: for each node port, the time of the last packet that matched no mapping, or of the \
+                  last removal of a mapping. The agent assigns a port with a time in the last two minutes only if no \
+                  other port is free. A restarted agent quarantines a port until the time is `--quarantine` old.",
         written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },

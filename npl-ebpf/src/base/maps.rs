@@ -92,8 +92,8 @@ pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> =
 #[btf_map(name = "npl_sk_rnat_v4")]
 pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// For each node port, the time of the last packet for whose protocol the port had no mapping. The kernel programs
-/// write this map. The agent also writes an element when it removes a mapping.
+/// For each node port, the time of the last packet that matched no mapping. The kernel programs write this map. The
+/// agent also writes an element when it removes a mapping.
 #[btf_map(name = "npl_unmap_ts_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -173,8 +173,8 @@ pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> =
 #[btf_map(name = "npl_sk_rnat_v6")]
 pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// For each node port, the time of the last packet for whose protocol the port had no mapping. The kernel programs
-/// write this map. The agent also writes an element when it removes a mapping.
+/// For each node port, the time of the last packet that matched no mapping. The kernel programs write this map. The
+/// agent also writes an element when it removes a mapping.
 #[btf_map(name = "npl_unmap_ts_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
@@ -213,9 +213,9 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 #[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
-/// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs: devices with the XDP
-/// program and, before Linux 6.6, devices on which NPL has a temporary second filter while the agent moves NPL's filter
-/// ahead of all other filters. The agent writes this map. Programs look up a device only if
+/// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs. These are devices with
+/// the XDP program and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent
+/// moves NPL's filter ahead of all other filters. The agent writes this map. Programs look up a device only if
 /// [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_pre_tc_devs")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();

@@ -23,9 +23,9 @@ use crate::{
     state::maps::Family,
 };
 
-/// Returns whether another program of NPL may have translated this packet before this TC program: the XDP program or,
-/// before Linux 6.6, the temporary second filter that NPL has while the agent moves NPL's filter ahead of all other
-/// filters.
+/// Returns whether another program of NPL may have translated this packet before this TC program. The other program is
+/// the XDP program or, before Linux 6.6, NPL's temporary second filter, which exists while the agent moves NPL's filter
+/// ahead of all other filters.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
     // SAFETY: only the agent writes this map, and all values in the map are the same.

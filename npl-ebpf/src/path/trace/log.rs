@@ -142,8 +142,9 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 
 /// Logs the packet and the verdict that this processor's [`Note`] contains.
 ///
-/// All texts of one table have the same length, and the function selects a text by an index. If it selected texts of
-/// different lengths by branches, the verifier would check the rest of the function once for each branch and length.
+/// All texts of one table have the same length, and the function selects a text by an index. If the function selected
+/// texts of different lengths by branches, the verifier would check the rest of the function once for each branch and
+/// length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };

@@ -4,10 +4,10 @@
 //!
 //! [`npl_common::conntrack`] contains the state machine. This module looks up a packet's entry, checks whether the
 //! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
-//! several entries: the established flow's entry in the flow table, with a copy in the flow's slot of the half-open
-//! cache; one for each handshake; and one mid-stream entry (TCP) or datagram entry (UDP, SCTP), which a packet other
-//! than a SYN or INIT opened. The entry of a handshake, a mid-stream entry and a datagram entry do not affect the
-//! established flow's entry until a reply of the Pod matches them.
+//! several entries. The established flow has an entry in the flow table, and a copy of this entry in the flow's slot of
+//! the half-open cache. Each handshake has an entry. A packet other than a SYN or INIT can open one more entry: a
+//! mid-stream entry (TCP) or a datagram entry (UDP, SCTP). An entry of a handshake, a mid-stream entry or a datagram
+//! entry does not affect the established flow's entry until a reply of the Pod matches it.
 
 mod lookup;
 
