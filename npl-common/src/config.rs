@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The configuration of the kernel programs: the only element of the map `npl_config`, which the agent writes.
+//! Defines the configuration of the kernel programs. The agent writes the configuration to the only element of the map
+//! `npl_config`.
 
 map_type! {
     /// Configuration that all programs read. A change takes effect with the next packet.

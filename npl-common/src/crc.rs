@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental update of the SCTP checksum, a `CRC32c` (RFC 9260, appendix A), without reading the whole packet.
+//! Updates the SCTP checksum, a `CRC32c` (RFC 9260, appendix A), incrementally, without reading the whole packet.
 //!
 //! For messages of equal length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
 //! number of bytes after these bits. The ports are the first four bytes of an SCTP packet, so

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental update of the Internet checksum (RFC 1624, equation 3).
+//! Updates the Internet checksum incrementally (RFC 1624, equation 3).
 //!
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum does not
 //! depend on the byte order, as long as all words have the same byte order.

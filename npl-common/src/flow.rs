@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow tables: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
-//! requests needs no entry, because the mapping alone determines the destination of a request.
+//! The flow tables contain the conntrack entries of established flows, which reverse NAT of replies needs. The
+//! translation of requests needs no entry, because the mapping alone determines the destination of a request.
 //!
 //! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others. A sender of
 //! forged UDP datagrams can establish flows if the Pod answers, but these flows cannot evict the entries of TCP

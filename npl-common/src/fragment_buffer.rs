@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Buffers for copies of fragments that cannot be translated before another fragment of their datagram has arrived.
+//! Two buffers contain copies of fragments that cannot be translated before another fragment of their datagram has
+//! arrived.
 //!
 //! The fragment buffer has, for each processor, copies of the latest fragments that arrived before the first fragment
 //! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets. The update of an SCTP

@@ -14,8 +14,8 @@
 //!
 //! 1. [`SLOTS`] slots of established flows. An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry.
 //!    Requests that match the copy need no look-up in the flow table.
-//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and mid-stream entries. This region is small enough to stay in the
-//!    processor's cache during a SYN flood.
+//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and of mid-stream entries, which a client's segment in the middle of a
+//!    TCP connection opens. This region is small enough to stay in the processor's cache during a SYN flood.
 //! 3. [`DATAGRAM_SLOTS`] slots of UDP and SCTP flows that are half-open without a handshake. A SYN flood overwrites
 //!    none of these slots.
 //!

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The seeded hash that chooses a flow's slots in arrays, and the flow's tag in these slots. A sender who does not know
-//! the seed cannot predict which flows share a slot.
+//! Computes the seeded hash that chooses a flow's slots in arrays, and the flow's tag in these slots. A sender who does
+//! not know the seed cannot predict which flows share a slot.
 
 /// Hashes a flow's addresses, ports and protocol to 64 bits: the low bits choose a slot, and the high bits are the
 /// flow's tag.

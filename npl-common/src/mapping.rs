@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Mappings of node ports to Pods, the source allow-lists of mappings, and the endpoints by which programs recognize
-//! replies.
+//! Defines mappings of node ports to Pods, the source allow-lists of mappings, and the endpoints by which programs
+//! recognize replies.
 
 /// IANA numbers of the transport protocols that a mapping can have.
 pub mod protocol {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names of maps, programs and pins. The kernel programs, the agent, the tests and `bpftool` use these names.
+//! Defines the names of maps, programs and pins. The kernel programs, the agent, the tests and `bpftool` use these
+//! names.
 
 /// The ABI version, which identifies the layout of all maps. The version is part of the path of the pins, so that
 /// agents of different ABI versions never share a map.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Packet tracing: the filter that `npl-agent trace` writes, and the records that the programs write to a ring buffer.
+//! Defines the filter of packet tracing, which `npl-agent trace` writes, and the records that the programs write to a
+//! ring buffer.
 //!
 //! A record contains a packet before and after a program, and the program's verdict. The programs write records only
 //! while `npl-agent trace` runs.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Counters of packets, bytes and flows for each mapping. Each processor has its own counters, so that counting needs
-//! no lock.
+//! The programs count packets, bytes and flows for each mapping. Each processor has its own counters, so that counting
+//! needs no lock.
 
 /// Largest number of mappings with separate counters, of both IP families together. The counters of a mapping take 48
 /// bytes per possible processor. With 128 processors, all counters take 24 MiB, which count against the container's

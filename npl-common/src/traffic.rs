@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are never pinned,
-//! and are not part of the agent's ABI.
+//! Defines the settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are
+//! never pinned, and are not part of the agent's ABI.
 
 /// Length in bytes of a generated frame, without the frame check sequence. With the frame check sequence of four bytes,
 /// the frame has 64 bytes on the wire.

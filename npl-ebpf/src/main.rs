@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Entry points of NPL's kernel programs. ARCHITECTURE.md describes the modules that implement the programs.
+//! Defines the entry points of NPL's kernel programs. ARCHITECTURE.md describes the modules that implement the
+//! programs.
 //!
 //! At TC ingress, before netfilter, a program rewrites the destination of requests from node address and node port to
 //! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies from Pod address

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Descriptions of all maps and programs, for `docs/reference/maps.md`. A test of the agent compares the described maps
-//! with those of the kernel object.
+//! Describes all maps and programs, for `docs/reference/maps.md`. A test of the agent compares the described maps with
+//! those of the kernel object.
 
 mod programs;
 

@@ -133,7 +133,7 @@ pub fn to_client<F: Family, const L2: usize>(
     // SAFETY: the context is valid, and the helper reads and writes only `lookup`, whose size is an argument.
     let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
     let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
-    // SAFETY: only the agent writes this map.
+    // SAFETY: only the agent writes this map, and the program does not read the value.
     if !is_found || unsafe { UPLINK.get(&lookup.ifindex) }.is_none() {
         return stack;
     }

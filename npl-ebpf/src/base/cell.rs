@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Access to map memory that other processors may write concurrently.
+//! Reads and writes map memory that other processors may write concurrently.
 //!
 //! A Rust reference to the memory of a map would assert that no other processor writes this memory. A [`Cell`] reads
 //! and writes one aligned integer with a single volatile access, so that a reader sees either the old or the new value,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes. In the datapath programs, only this module creates
-//! pointers into packets. Other modules read packets through [`Access`] or [`load`]; of these modules, only
-//! `act::rewrite` changes packet headers, and only `state::fragment_buffer` replaces whole frames.
+//! Reads program contexts, and checks the bounds of each access to packet bytes. In the datapath programs, only this
+//! module creates pointers into packets. Other modules read packets through [`Access`] or [`load`]; of these modules,
+//! only `act::rewrite` changes packet headers, and only `state::fragment_buffer` replaces whole frames.
 
 use aya_ebpf::{
     EbpfContext as _,

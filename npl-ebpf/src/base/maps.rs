@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The statics that declare the maps of the datapath programs. The agent pins each of these maps under its name in
+//! These statics declare the maps of the datapath programs. The agent pins each of these maps under its name in
 //! `npl_common::names`.
 //!
 //! A flood of packets cannot fill a map permanently: packets create entries only in LRU hashes, from which the kernel

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Forwarding modes: how the programs forward translated packets. Each program is compiled for one forwarding mode.
+//! A forwarding mode determines how the programs forward translated packets. Each program is compiled for one
+//! forwarding mode.
 
 /// The host's stack forwards translated packets.
 pub const STACK: u8 = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Verdicts on packets, and the counting of packets under the reasons of verdicts. In the datapath programs, only this
+//! Defines verdicts on packets, and counts packets under the reasons of verdicts. In the datapath programs, only this
 //! module uses the action codes of TC and XDP.
 
 use aya_ebpf::{

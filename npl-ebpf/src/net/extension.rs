@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv6 extension headers.
+//! Parses IPv6 extension headers.
 
 use core::mem::transmute;
 

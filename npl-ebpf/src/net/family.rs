@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Traits that IPv4 and IPv6 implement: addresses and header layout. The code that tracks and translates
-//! packets (`path/request.rs`, `path/reply.rs`, `act`) is generic over these traits.
+//! IPv4 and IPv6 implement these traits, which describe addresses and header layout. The code that tracks and
+//! translates packets (`path/request.rs`, `path/reply.rs`, `act`) is generic over these traits.
 
 use aya_ebpf::programs::TcContext;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Transport headers. All fields are in network byte order, as loaded from the packet.
+//! Defines transport headers. All fields are in network byte order, as loaded from the packet.
 
 use npl_common::mapping::protocol;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports that the packet
-//! had when the sender of the error received it.
+//! Parses ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports that the
+//! packet had when the sender of the error received it.
 
 use core::{mem::offset_of, num::NonZeroUsize};
 

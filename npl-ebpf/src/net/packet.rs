@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parsing of packets with ports. A program parses each packet once, and all later steps use the parsed [`Packet`].
+//! Parses packets with ports. A program parses each packet once, and all later steps use the parsed [`Packet`].
 
 use core::num::NonZeroUsize;
 

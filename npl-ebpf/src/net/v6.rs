@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv6 headers: reading and rewriting.
+//! Reads and rewrites IPv6 headers.
 
 use core::mem::offset_of;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of replies from Pods to clients. The program rewrites only packets whose flow has a conntrack entry.
-//! Packets without a conntrack entry pass unchanged.
+//! Translates replies from Pods to clients. The program rewrites only packets whose flow has a conntrack entry. Packets
+//! without a conntrack entry pass unchanged.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{

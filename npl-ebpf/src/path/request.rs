@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of requests from a node port to a Pod. The mapping alone determines each request's new destination, so a
+//! Translates requests from a node port to a Pod. The mapping alone determines each request's new destination, so a
 //! request needs no conntrack entry.
 
 use aya_ebpf::programs::TcContext;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The slow path, for ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
+//! The slow path handles ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
 //!
 //! The slow path is a separate program, which the fast path tail-calls: few packets need the slow path, and a
 //! tail-called program can use the whole BPF stack. The steps of the slow path are functions that are not inlined,

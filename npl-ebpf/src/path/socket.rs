@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! NAT for local clients, which run on the Node itself or in its Pods. Packets of local clients to local Pods pass
-//! through no uplink, so cgroup programs translate the address in the system call. The socket connects to the Pod
-//! directly, and socket reverse NAT shows the client the address that the client connected to.
+//! Translates addresses for local clients, which run on the Node itself or in its Pods. Packets of local clients to
+//! local Pods pass through no uplink, so cgroup programs translate the address in the system call. The socket connects
+//! to the Pod directly, and socket reverse NAT shows the client the address that the client connected to.
 
 use aya_ebpf::{
     EbpfContext,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Conntrack entries in the flow table, see [`npl_common::flow`]. Several processors may write the fields of an entry
-//! at the same time.
+//! Reads and writes conntrack entries in the flow table, see [`npl_common::flow`]. Several processors may write the
+//! fields of an entry at the same time.
 
 use npl_common::{
     conntrack::{Action, Event, Segment, State, step},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Fragment tracking, see [`npl_common::fragment`]. Only the first fragment of a datagram has ports, so the programs
+//! Tracks fragments, see [`npl_common::fragment`]. Only the first fragment of a datagram has ports, so the programs
 //! translate later fragments according to a record of the first fragment.
 
 use npl_common::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The fragment buffer: copies of early fragments, which arrive before the first fragment of their datagram. An early
-//! fragment cannot be translated on arrival, because only the first fragment has ports.
+//! The fragment buffer contains copies of early fragments, which arrive before the first fragment of their datagram. An
+//! early fragment cannot be translated on arrival, because only the first fragment has ports.
 //!
 //! The early fragment itself is passed to the host unchanged. After the first fragment is translated, each saved copy
 //! in turn overwrites the first fragment's skb, and is re-injected at the same hook.

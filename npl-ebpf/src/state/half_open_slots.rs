@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Slots of the half-open cache, see [`npl_common::half_open`].
+//! Looks up slots of the half-open cache, see [`npl_common::half_open`].
 //!
 //! A flow's slot contains a copy of the flow's entry in the flow table. If the agent or a program removes the entry
 //! from the flow table, the copy gets another phase or is cleared. A handshake's slot contains an entry with one of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Records of host connections, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote
+//! Records host connections, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote
 //! host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The lookup caches of requests and of replies, see [`npl_common::lookup_cache`].
+//! Reads and writes the lookup caches of requests and of replies, see [`npl_common::lookup_cache`].
 
 use npl_common::{
     config::Config,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Stack observations for `--forwarding offload`, see [`npl_common::offload`].
+//! Reads and writes stack observations for `--forwarding offload`, see [`npl_common::offload`].
 
 use npl_common::{
     half_open,

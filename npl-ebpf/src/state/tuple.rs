@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Flow tuples, NAT addresses, backends of mappings, and sockets of local clients.
+//! Defines flow tuples, NAT addresses, backends of mappings, and sockets of local clients.
 
 use npl_common::{
     hash,

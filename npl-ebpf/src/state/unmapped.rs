@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Times of packets to node ports that match no mapping, see [`npl_common::unmapped`].
+//! Records the times of packets to node ports that match no mapping, see [`npl_common::unmapped`].
 
 use npl_common::mapping::Frontend;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logging of verdicts, in the trace build (feature `trace`). The programs log every verdict except `UNRELATED`, which
-//! is the verdict on nearly every packet of the Node.
+//! Logs verdicts in the trace build (feature `trace`). The programs log every verdict except `UNRELATED`, which is the
+//! verdict on nearly every packet of the Node.
 //!
 //! The program and its logging are separate functions that are not inlined, so that each function frees its stack space
 //! before the other function runs.

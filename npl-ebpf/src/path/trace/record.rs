@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
+//! Records packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
 //! verdict. Only packets that match the filter are recorded.
 //!
 //! While tracing is off, a fast-path program looks up the trace filter twice: before and after its other work. A step

@@ -151,8 +151,8 @@ fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
 
 /// Looks up an entry of a map. Returns a null pointer if there is no entry.
 ///
-/// The function does not test the pointer, as `get_ptr_mut` does: if the loader lacks `CAP_PERFMON`, the verifier of Linux
-/// 6.12 rejects a program that tests the same pointer twice.
+/// Unlike `get_ptr_mut`, the function does not test the pointer. If the loader lacks `CAP_PERFMON`, the verifier of
+/// Linux 6.12 rejects a program that tests the same pointer twice.
 #[inline(always)]
 fn look_up<M, K, V>(map: *const M, key: &K) -> *mut V {
     // SAFETY: the callers pass a map and a key of the map's type.

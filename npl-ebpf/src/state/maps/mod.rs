@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Map access for each IP family: one trait for each group of maps. One macro implements the traits with the maps, keys
-//! and values of IPv4 and of IPv6.
+//! These traits access the maps of an IP family. Each trait is for one group of maps. One macro implements the traits
+//! with the maps, keys and values of IPv4 and of IPv6.
 
 mod families;
 
