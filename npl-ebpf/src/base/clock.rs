@@ -12,14 +12,14 @@ pub fn jiffies() -> u32 {
     (unsafe { bpf_jiffies64() }) as u32
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
+/// Returns the time of `CLOCK_MONOTONIC` in nanoseconds.
 #[inline(always)]
 pub fn nanoseconds() -> u64 {
     // SAFETY: the helper has no arguments, and only reads a clock.
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// `CLOCK_MONOTONIC` in units of 1.07 seconds: see [`fragment::time`].
+/// Returns the time of `CLOCK_MONOTONIC` in units of 2^30 ns (1.07 s): see [`fragment::time`].
 #[inline(always)]
 pub fn coarse_seconds() -> u64 {
     fragment::time(nanoseconds())

@@ -78,7 +78,7 @@ pub trait Access {
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
     /// Returns the length of the packet in bytes, including its link-layer header.
     fn length(&self) -> u32;
-    /// Interface index of the device at whose hook the program runs.
+    /// Returns the interface index of the device at whose hook the program runs.
     fn ifindex(&self) -> u32;
 }
 
@@ -185,8 +185,8 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
         true
     }
 
-    /// Always `None`: the XDP program does not parse headers at variable offsets, so the TC program translates packets
-    /// whose headers are at variable offsets.
+    /// Always returns `None`: the XDP program does not parse headers at variable offsets, so the TC program translates
+    /// packets whose headers are at variable offsets.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None

@@ -97,8 +97,8 @@ pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKE
 #[btf_map(name = "npl_unmap_ts_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
-/// change.
+/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates the map when
+/// devices, routes or mappings change.
 #[btf_map(name = "npl_pod_dev_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
@@ -178,8 +178,8 @@ pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKE
 #[btf_map(name = "npl_unmap_ts_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
-/// change.
+/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates the map when
+/// devices, routes or mappings change.
 #[btf_map(name = "npl_pod_dev_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 

@@ -67,7 +67,7 @@ pub trait HeaderLayout: Addressing {
     /// change of the addresses' checksum contribution. `ttl_fields` are the fields after the rewrite; the packet itself
     /// still has the fields from before the rewrite.
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
-    /// `ttl_fields` with a decremented TTL (IPv6: hop limit); `None` if the TTL would reach 0.
+    /// Returns `ttl_fields` with a decremented TTL (IPv6: hop limit); `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
     /// Returns the length of a packet in bytes according to its IP header, which starts at offset `L2`.
     fn packet_length<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields) -> Option<u16>;

@@ -91,9 +91,9 @@ impl<F: HeaderLayout> Packet<F> {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
     }
 
-    /// Flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if the packet
-    /// cannot be translated, because it ends within its transport header, or because the length of the SCTP datagram is
-    /// unknown.
+    /// Returns the flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if
+    /// the packet cannot be translated, because it ends within its transport header, or because the length of the SCTP
+    /// datagram is unknown.
     #[inline(always)]
     pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {

@@ -143,7 +143,8 @@ impl HeaderLayout for V6 {
             end: 0,
         };
         skip_extensions(ctx, &mut chain)?;
-        // The end is computed last, because the callers have no free stack space during the function call.
+        // The end is computed after the function call, because the callers have no free stack space to keep the end
+        // during the call.
         chain.end = l3 + LENGTH + usize::from(u16::from_be(ttl_fields.payload_length));
         Some(chain)
     }

@@ -205,8 +205,8 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The program checks whether the allow-list contains the node address: for a connection to a node address, the
-    // kernel chooses this address also as the source.
+    // The program checks whether the allow-list contains the node address: for a connection from the Node to a node
+    // address, the kernel chooses this address also as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 

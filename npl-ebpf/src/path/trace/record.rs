@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Records packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
-//! verdict. Only packets that match the filter are recorded.
+//! verdict. The programs record packets that match the filter, and every ICMP error.
 //!
 //! While tracing is off, a fast-path program looks up the trace filter twice: before and after its other work. A step
 //! of the slow path also looks up the filter when the step reaches a verdict. The functions that write a record are not
