@@ -10,7 +10,7 @@
 //! [ tag: 38 bits ][ phase ][ address # ][ node port ]
 //! ```
 //!
-//! The array has three regions, so that packets without a flow overwrite no entries of established flows:
+//! The array has three regions, so that a flood of SYNs or datagrams overwrites no entries of established flows:
 //!
 //! 1. [`SLOTS`] slots of established flows. An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry.
 //!    Requests that match the copy need no look-up in the flow table.

@@ -21,7 +21,7 @@ pub const MAX_SOURCE_RANGES: u32 = 131_072;
 /// Maximum number of node addresses per IP family.
 pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 
-/// Flag of a backend: only sources in `npl_allow_v4` or `npl_allow_v6` may use the mapping.
+/// Flag of a backend: only sources in the mapping's allow-list (`npl_allow_v4` or `npl_allow_v6`) may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
 /// The value of each element of `npl_allow_v4` and `npl_allow_v6`. Only the key has a meaning: a mapping and a source

@@ -90,9 +90,9 @@ pub const MAP_SLOW_PATH: &str = "npl_slow";
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
-/// Devices whose packets may already be translated when NPL's TC program runs. The XDP program translates them or,
-/// before Linux 6.6, NPL's temporary second filter, which exists while the agent moves NPL's filter ahead of all other
-/// filters. Map from interface index to [`crate::config::XDP_ATTACHED`].
+/// Devices whose packets may already be translated when NPL's TC program runs. These are devices with the XDP program
+/// and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent moves NPL's filter
+/// ahead of all other filters. Map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
@@ -223,7 +223,7 @@ pub const PROGRAMS: &[&str] = &[
     PROG_TO_PODS,
 ];
 
-/// Translates requests of the fast path at the XDP hook of a device with Ethernet headers.
+/// Translates fast-path requests at the XDP hook of a device with Ethernet headers.
 pub const PROG_XDP: &str = "npl_xdp";
 /// Like [`PROG_XDP`], but also for frames that consist of several buffers (since Linux 5.18).
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Defines next hops for `--forwarding redirect` and `offload`: the map of uplinks, by interface index, and the maps of
-//! Pods, by address. A map contains an uplink or a Pod only while NPL's programs are attached to the uplink or to the
-//! Pod's device.
+//! Defines the maps of next hops for `--forwarding redirect` and `offload`. One map contains uplinks by interface
+//! index, and one map for each IP family contains Pods by address. A map contains an uplink or a Pod only while NPL's
+//! programs are attached to the uplink or to the Pod's device.
 
 /// Maximum number of uplinks in the map `npl_rd_uplinks`.
 pub const MAX_UPLINKS: u32 = 256;

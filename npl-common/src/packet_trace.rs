@@ -9,7 +9,7 @@
 pub const SNAP_LENGTH: u32 = 128;
 /// Size of the ring buffer in bytes. The ring buffer has room for about 650 records.
 pub const RING_BYTES: u32 = 256 * 1024;
-/// Largest number of endpoints, node ports and Pod endpoints together, that a filter can select.
+/// Largest number of endpoints in a filter. Node ports and Pod endpoints count together.
 pub const MAX_ENDPOINTS: usize = 8;
 
 /// Value of [`EndpointFilter::unused`] in an unused [`EndpointFilter`], which no packet matches.

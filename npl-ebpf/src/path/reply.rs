@@ -179,8 +179,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 struct Sender {
     endpoint: Endpoint,
     /// The flow's entry in the half-open cache; the value is 0 if the reply cache has no valid copy of the flow's
-    /// endpoint.
-    /// A valid copy proves that the flow is established.
+    /// endpoint. A valid copy proves that the flow is established.
     entry: u64,
 }
 
