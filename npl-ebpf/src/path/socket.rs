@@ -114,7 +114,8 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
     }
 }
 
-/// For a closed socket, removes the socket reverse NAT entries that [`release_entries`] describes.
+/// For a closed socket, removes the socket reverse NAT entry that names the socket's last Pod, and the entry of this
+/// Pod.
 #[inline(always)]
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
