@@ -49,7 +49,8 @@ pub const fn random_client(number: u64) -> (u32, u16) {
 map_type! {
     /// Settings of the generator.
     pub struct Traffic: 80, align 8 {
-        /// Number of the next packet. The generator increments the number, so that each packet has another flow.
+        /// Number of the next packet. The generator increments the number, so that consecutive packets belong to
+        /// different flows if `ports` or `random` is nonzero.
         pub next: u64,
         /// Number of client ports per client address. With 0, all frames belong to one flow, unless `random` is
         /// nonzero.
