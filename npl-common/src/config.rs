@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The configuration of the kernel programs: the only element of the map `npl_config`, which the agent writes.
+//! Defines the configuration of the kernel programs. The agent writes the configuration to the only element of the map
+//! `npl_config`.
 
 map_type! {
     /// Configuration that all programs read. A change takes effect with the next packet.
@@ -17,15 +18,15 @@ map_type! {
         pub port_min: u16,
         /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0 ([`FLAG_XDP`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): only local
-        /// clients in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's primary IPv6
-        /// address in the map `npl_idx2addr_v6`. Other bits are 0.
+        /// Bit 0 ([`FLAG_XDP`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): of the local
+        /// clients, only those in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's
+        /// primary IPv6 address in the map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
-        /// Version of the mappings, endpoints, next hops and node addresses. With each change of any of them, the agent
-        /// writes a new epoch, which invalidates the lookup caches: see [`crate::lookup_cache`]. Epoch and `abi` are in
-        /// one aligned word, which is written and read atomically.
+        /// Version of the mappings, endpoints, next hops and node addresses. After each change of one of these, the
+        /// agent writes a new epoch, which invalidates the lookup caches: see [`crate::lookup_cache`]. Epoch and `abi`
+        /// are in one aligned word, which is written and read atomically.
         pub epoch: u32,
         /// The kernel's cookie of the host's network namespace; 0 if unknown. Only in this namespace do loopback
         /// addresses count as node addresses.
@@ -40,7 +41,8 @@ map_type! {
 /// does not treat a datagram to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
-/// Flag: among local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node ports.
+/// Flag: of the local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node
+/// ports.
 pub const FLAG_HOST_CLIENTS: u32 = 2;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
@@ -69,13 +71,13 @@ impl Config {
     /// Index of the 8-byte word of [`Config`] that contains `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
-    /// A copy of the configuration with [`FLAG_XDP`] set or cleared.
+    /// Returns a copy of the configuration with [`FLAG_XDP`] set or cleared.
     #[must_use]
     pub const fn with_xdp(self, is_used: bool) -> Self {
         self.with_flag(FLAG_XDP, is_used)
     }
 
-    /// A copy of the configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
+    /// Returns a copy of the configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
     #[must_use]
     pub const fn with_host_clients_only(self, is_restricted: bool) -> Self {
         self.with_flag(FLAG_HOST_CLIENTS, is_restricted)
@@ -86,7 +88,7 @@ impl Config {
         Self { flags: if is_set { others | flag } else { others }, ..self }
     }
 
-    /// The index of the Node's primary IPv6 address in the map `npl_idx2addr_v6`.
+    /// Returns the index of the Node's primary IPv6 address in the map `npl_idx2addr_v6`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "the index is one byte of the flags")]
@@ -94,14 +96,14 @@ impl Config {
         (self.flags >> PRIMARY_V6_SHIFT) as u8
     }
 
-    /// A copy of the configuration with another index of the primary IPv6 address.
+    /// Returns a copy of the configuration with another index of the primary IPv6 address.
     #[must_use]
     pub const fn with_primary_v6_index(self, index: u8) -> Self {
         let others = self.flags & !(0xff << PRIMARY_V6_SHIFT);
         Self { flags: others | (index as u32) << PRIMARY_V6_SHIFT, ..self }
     }
 
-    /// Whether a port, in host byte order, is in the node port range.
+    /// Returns whether a port, in host byte order, is in the node port range.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
     pub const fn contains(&self, port: u16) -> bool {

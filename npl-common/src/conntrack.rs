@@ -80,9 +80,9 @@ pub const UNANSWERED_NS: u64 = 60 * SECOND;
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Idle timeout, in nanoseconds, of an established UDP flow: the recommendation of RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// Idle timeout, in nanoseconds, of an established UDP flow while the flow table is more than half full. If the table
-/// is that full, most of its UDP flows consist of one query and one response, as in DNS. For such a flow, 30 s are long
-/// enough.
+/// Idle timeout, in nanoseconds, of an established UDP flow while more than half of UDP's flow table is in use. If the
+/// table is that full, most of its flows consist of one query and one response, as in DNS. For such a flow, 30 s are
+/// long enough.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
 /// Idle timeout, in nanoseconds, of an SCTP association: many times the heartbeat interval of 30 s (RFC 9260).
 pub const SCTP_NS: u64 = 3600 * SECOND;
@@ -385,7 +385,7 @@ pub enum Event {
         ns: u64,
         /// The flow's protocol: [`protocol`].
         protocol: u8,
-        /// Whether the flow table is more than half full.
+        /// Whether more than half of the flow table that contains the entry is in use.
         is_crowded: bool,
     },
     /// The client's packet has the flow tuple of the entry, but another NAT address than the entry, or a mapping with

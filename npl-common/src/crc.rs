@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental update of the SCTP checksum, a `CRC32c` (RFC 9260, appendix A), without reading the whole packet.
+//! Updates the SCTP checksum, a `CRC32c` (RFC 9260, appendix A), incrementally, without reading the whole packet.
 //!
 //! For messages of equal length, a CRC is linear: the change of the CRC depends only on the changed bits, and on the
 //! number of bytes after these bits. The ports are the first four bytes of an SCTP packet, so
@@ -16,7 +16,7 @@
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// The polynomial `x^0`, which is the number 1.
 const ONE: u32 = 1 << 31;
-/// The polynomial `x^8`. For each message byte after the changed bits, the change of the CRC is multiplied by `x^8`.
+/// The polynomial `x^8`. Each message byte after the changed bits multiplies the change of the CRC by `x^8`.
 const BYTE: u32 = 1 << 23;
 /// The number of values that a byte can have.
 const BYTES: usize = 256;
@@ -38,8 +38,8 @@ pub const ELEMENTS: usize = 3 * BYTES;
 /// which the kernel programs read.
 pub static TABLE: [u32; ELEMENTS] = table();
 
-/// The checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words as
-/// loaded by a little-endian processor. `times` multiplies a polynomial by an element of [`TABLE`], as
+/// Returns the checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words
+/// as loaded by a little-endian processor. `times` multiplies a polynomial by an element of [`TABLE`], as
 /// [`times_element`] does.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
@@ -49,12 +49,12 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
     check ^ times(difference, HIGH_POWERS | u32::from(high))
 }
 
-/// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
-/// the table.
+/// Returns the product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an
+/// element of the table.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "a caller with little free stack calls this function from a function that is not inlined"
+    reason = "the kernel programs call this function only in a function that is not inlined"
 )]
 #[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
@@ -68,14 +68,14 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
     (product >> 32) as u32 ^ rest
 }
 
-/// The carry-less product of two words.
+/// Returns the carry-less product of two words.
 ///
 /// Ordinary multiplication produces carries. If both factors contain only every fourth bit, at most eight ones are
 /// added at one position, so a carry never reaches the next position that is used.
 #[inline(always)]
 #[expect(
     clippy::inline_always,
-    reason = "a caller with little free stack calls this function from a function that is not inlined"
+    reason = "the kernel programs call this function only in a function that is not inlined"
 )]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);
@@ -112,8 +112,8 @@ const fn table() -> [u32; ELEMENTS] {
     }
 }
 
-/// The product of two polynomials modulo the CRC polynomial, computed bit by bit. This function is used only at compile
-/// time, for [`TABLE`].
+/// Returns the product of two polynomials modulo the CRC polynomial, computed bit by bit. This function is used only at
+/// compile time, for [`TABLE`].
 const fn times_bitwise(a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut power = 0;
@@ -126,7 +126,7 @@ const fn times_bitwise(a: u32, b: u32) -> u32 {
     product
 }
 
-/// The product of the polynomial `word` and `x` to the power `power`, modulo the CRC polynomial.
+/// Returns the product of the polynomial `word` and `x` to the power `power`, modulo the CRC polynomial.
 const fn shifted(mut word: u32, power: u32) -> u32 {
     let mut step = 0;
     while step < power {
@@ -150,8 +150,8 @@ mod tests {
         super::times_element(a, index, |index| TABLE[index as usize])
     }
 
-    /// The CRC of a message, computed bit by bit from the definition of the CRC. The tests compare the table-driven
-    /// functions with this function.
+    /// Returns the CRC of a message, computed bit by bit from the definition of the CRC. The tests compare the
+    /// table-driven functions with this function.
     fn full(bytes: &[u8]) -> u32 {
         let mut register = u32::MAX;
         for byte in bytes {

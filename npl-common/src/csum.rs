@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Incremental update of the Internet checksum (RFC 1624, equation 3).
+//! Updates the Internet checksum incrementally (RFC 1624, equation 3).
 //!
 //! Checksums and words have the byte order in which they are loaded from the packet. A ones-complement sum does not
 //! depend on the byte order, as long as all words have the same byte order.
@@ -15,36 +15,37 @@ pub const fn fold(sum: u32) -> u16 {
     sum as u16
 }
 
-/// The checksum after one 16-bit word of the covered data changed from `old` to `new`.
+/// Returns the checksum after one 16-bit word of the covered data changed from `old` to `new`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn replace16(check: u16, old: u16, new: u16) -> u16 {
     !fold(!check as u32 + !old as u32 + new as u32)
 }
 
-/// The contribution of a 32-bit word, at an even offset of the covered data, to the sum of an Internet checksum.
+/// Returns the contribution of a 32-bit word, at an even offset of the covered data, to the sum of an Internet
+/// checksum.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn sum32(word: u32) -> u32 {
     (word & 0xffff) + (word >> 16)
 }
 
-/// The checksum after a 32-bit word at an even offset of the covered data changed from `old` to `new`.
+/// Returns the checksum after a 32-bit word at an even offset of the covered data changed from `old` to `new`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
     !fold(!check as u32 + difference32(old, new))
 }
 
-/// The difference to pass to `bpf_l4_csum_replace` if a 32-bit word changes from `old` to `new`. The sum of four
-/// differences fits in 32 bits, so the change of an IPv6 address can be passed as one difference.
+/// Returns the difference to pass to `bpf_l4_csum_replace` if a 32-bit word changes from `old` to `new`. The sum of
+/// four differences fits in 32 bits, so the change of an IPv6 address can be passed as one difference.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn difference32(old: u32, new: u32) -> u32 {
     sum32(!old) + sum32(new)
 }
 
-/// The sum of a pseudo-header (RFC 9293, RFC 8200). The transport checksum field contains this sum if hardware
+/// Returns the sum of a pseudo-header (RFC 9293, RFC 8200). The transport checksum field contains this sum if hardware
 /// completes the checksum. `addresses` is the sum of both addresses, and `length` is in host byte order. The result is
 /// in network byte order.
 #[inline(always)]
@@ -53,7 +54,7 @@ pub const fn pseudo_header(addresses: u32, protocol: u8, length: u16) -> u16 {
     fold(addresses + (protocol as u16).to_be() as u32 + length.to_be() as u32)
 }
 
-/// Whether two ones-complement numbers are equal. Zero has two representations: 0 and 0xffff.
+/// Returns whether two ones-complement numbers are equal. Zero has two representations: 0 and 0xffff.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn same(a: u16, b: u16) -> bool {
@@ -70,8 +71,8 @@ pub enum Field {
     PseudoHeader,
 }
 
-/// Whether a transport checksum field contains a complete checksum or only the pseudo-header sum, inferred from the
-/// field's values before and after the kernel's helper `bpf_l4_csum_replace` updated the field. `difference` is the
+/// Returns whether a transport checksum field contains a complete checksum or only the pseudo-header sum, inferred from
+/// the field's values before and after the kernel's helper `bpf_l4_csum_replace` updated the field. `difference` is the
 /// change of the pseudo-header's sum.
 ///
 /// Programs cannot read whether a field contains a complete checksum or only the pseudo-header sum. The helper
@@ -96,8 +97,8 @@ mod tests {
 
     use super::{Field, difference32, field_kind, fold, pseudo_header, replace16, replace32, same, sum32};
 
-    /// The Internet checksum, computed from its definition (RFC 1071). The tests compare the incremental updates with
-    /// this checksum.
+    /// Returns the Internet checksum, computed from its definition (RFC 1071). The tests compare the incremental
+    /// updates with this checksum.
     fn full(words: &[u16]) -> u16 {
         let mut sum = 0_u64;
         for word in words {

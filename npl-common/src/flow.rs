@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow tables: conntrack entries of established flows, which reverse NAT of replies needs. The translation of
-//! requests needs no entry, because the mapping alone determines the destination of a request.
+//! The flow tables contain the conntrack entries of established flows, which reverse NAT of replies needs. The
+//! translation of requests needs no entry, because the mapping alone determines the destination of a request.
 //!
-//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others: a sender of
-//! forged UDP datagrams can establish flows if the Pod answers, and must not evict TCP connections.
+//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others. A sender of
+//! forged UDP datagrams can establish flows if the Pod answers, but these flows cannot evict the entries of TCP
+//! connections.
 
 use crate::hash;
 
-/// Maximum number of entries of TCP's flow table per IP family in the kernel object; 131 072 entries take about 14 MiB
-/// for IPv4, and 18 MiB for IPv6.
+/// Maximum number of entries of TCP's flow table per IP family, as declared in the kernel object; `--max-flows` changes
+/// this number. 131 072 entries take about 14 MiB for IPv4, and 18 MiB for IPv6.
 pub const MAX_FLOWS: u32 = 131_072;
 /// Like [`MAX_FLOWS`], for UDP.
 pub const MAX_UDP_FLOWS: u32 = udp_flows(MAX_FLOWS);
 /// Like [`MAX_FLOWS`], for SCTP.
 pub const MAX_SCTP_FLOWS: u32 = sctp_flows(MAX_FLOWS);
 
-/// The number of entries of UDP's flow table if TCP's has `flows` entries.
+/// Returns the number of entries of UDP's flow table if TCP's has `flows` entries.
 pub const fn udp_flows(flows: u32) -> u32 {
     flows / 2
 }
 
-/// The number of entries of SCTP's flow table if TCP's has `flows` entries. An SCTP association carries many streams,
-/// so there are far fewer associations than TCP connections.
+/// Returns the number of entries of SCTP's flow table if TCP's has `flows` entries. An SCTP association carries many
+/// streams, so there are far fewer associations than TCP connections.
 pub const fn sctp_flows(flows: u32) -> u32 {
     flows / 16
 }
@@ -49,13 +50,13 @@ pub mod tcp_flag {
 map_type! {
     /// The key of a flow in the flow table: the addresses and ports of the client and of the Pod, and the protocol.
     pub struct FlowKeyV4: 16, align 4 {
-        /// In network byte order.
+        /// The client's address, in network byte order.
         pub client_addr: [u8; 4],
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 4],
-        /// In host byte order.
+        /// The client's port, in host byte order.
         pub client_port: u16,
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
@@ -65,13 +66,13 @@ map_type! {
 map_type! {
     /// Like [`FlowKeyV4`], for IPv6.
     pub struct FlowKeyV6: 40, align 4 {
-        /// In network byte order.
+        /// The client's address, in network byte order.
         pub client_addr: [u8; 16],
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 16],
-        /// In host byte order.
+        /// The client's port, in host byte order.
         pub client_port: u16,
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
@@ -92,9 +93,9 @@ map_type! {
         pub refreshed: u32,
         /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
         /// field contains the sequence number of the client's segment that established the flow. A client's FIN or RST
-        /// counts only if its sequence number is near this number. For SCTP, the verification tag of the client's packet
-        /// that established the flow; a client's ABORT, SHUTDOWN or SHUTDOWN ACK counts only with a tag near this tag.
-        /// For UDP, 0.
+        /// counts only if its sequence number is near this number. For SCTP, the field contains the verification tag of
+        /// the client's packet that established the flow; a client's ABORT, SHUTDOWN or SHUTDOWN ACK counts only with a
+        /// tag near this tag. For UDP, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
@@ -129,8 +130,8 @@ map_type! {
 }
 
 impl FlowKeyV4 {
-    /// The flow's seeded hash, as the kernel programs compute it: the hash chooses the flow's slots in the half-open
-    /// cache.
+    /// Returns the flow's seeded hash, as the kernel programs compute it: the hash chooses the flow's slots in the
+    /// half-open cache.
     pub const fn hash(&self, seed: u64) -> u64 {
         let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, self.protocol);
         let [client, pod] = [u32::from_ne_bytes(self.client_addr), u32::from_ne_bytes(self.pod_addr)];
@@ -164,15 +165,15 @@ impl FlowV6 {
     }
 }
 
-/// The two halves of an IPv6 address, as [`hash::flow_v6`] expects them: the programs load an address from a packet as
-/// four 32-bit words, and do not convert the byte order of the words.
+/// Returns the two halves of an IPv6 address, as [`hash::flow_v6`] expects them: the programs load an address from a
+/// packet as four 32-bit words, and do not convert the byte order of the words.
 const fn halves(addr: [u8; 16]) -> [u64; 2] {
     let bits = u128::from_be_bytes(addr);
     [word_pair(bits >> u64::BITS), word_pair(bits)]
 }
 
-/// The low two 32-bit words of `bits`, each with the value that a program gets if it loads the word's bytes from a
-/// packet.
+/// Returns the low two 32-bit words of `bits`, each with the value that a program gets if it loads the word's bytes
+/// from a packet.
 #[expect(clippy::cast_possible_truncation, reason = "only the low bits are used")]
 const fn word_pair(bits: u128) -> u64 {
     (u32::from_be((bits >> u32::BITS) as u32) as u64) << u32::BITS | u32::from_be(bits as u32) as u64

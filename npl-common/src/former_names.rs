@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names that maps had in builds before the current one. If an upgrade changes the ABI version, the agent copies the
-//! entries of the previous version's maps. Within one ABI version, the maps keep their entries, and the agent only
-//! renames the pins.
+//! The names that maps had in earlier builds. If an upgrade changes the ABI version, the agent copies entries of the
+//! earlier version's maps. Within one ABI version, the maps keep their entries, and the agent only renames the pins.
 
 use crate::names::{
     MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_FRAGMENT_BUFFER, MAP_LOOKUP_CACHE_V4,
@@ -25,8 +24,8 @@ pub const ABI_1: [(&str, &str); 8] = [
     (MAP_SOCKET_RNAT_V6, "npl_peer_v6"),
 ];
 
-/// Maps of ABI 2 that had another name, but the same layout, in earlier builds of ABI 2: today's name, and the former
-/// name. If a map had several former names, the most recent former name comes last.
+/// Maps that had another name, but the same layout, in earlier builds of ABI 2: today's name, and the former name. If a
+/// map had several former names, the most recent former name comes last.
 pub const ABI_2: [(&str, &str); 23] = [
     (MAP_UNMAPPED_V4, "npl_unmap_v4"),
     (MAP_UNMAPPED_V6, "npl_unmap_v6"),

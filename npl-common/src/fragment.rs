@@ -15,7 +15,7 @@ use crate::mapping::protocol;
 /// Number of slots for fragment records per IP family, a power of two. The slots of a family take 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a record in the unit of [`time`]: 32 s, near the kernel's IPv4 reassembly timeout of 30 s
+/// Lifetime of a record in the unit of [`time`]: about 32 s, near the kernel's IPv4 reassembly timeout of 30 s
 /// (`net.ipv4.ipfrag_time`). A record is not used for longer, because the sender may then reuse the IP identification
 /// for another datagram.
 pub const LIFETIME: u64 = 30;
@@ -89,22 +89,22 @@ impl Record {
     }
 }
 
-/// Whether the record in a slot has not expired at this [`time`].
+/// Returns whether the record in a slot has not expired at this [`time`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
-/// Whether the record in a slot belongs to a datagram with this hash. The record may have expired.
+/// Returns whether the record in a slot belongs to a datagram with this hash. The record may have expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a slot contains the record of a translated datagram that has not expired at this [`time`]. The programs do
-/// not overwrite such a record with the record of another datagram that is not translated.
+/// Returns whether a slot contains the record of a translated datagram that has not expired at this [`time`]. The
+/// programs do not overwrite such a record with the record of another datagram that is not translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
@@ -119,29 +119,29 @@ pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
-/// Whether a record has the flag that [`by_stack`] sets.
+/// Returns whether a record has the flag that [`by_stack`] sets.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// A copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests use such a copy to let a record
-/// expire.
+/// Returns a copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests use such a copy in place
+/// of waiting for a record to expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
 }
 
-/// Whether a [`time`] is more than [`LIFETIME`] in the past.
+/// Returns whether a [`time`] is more than [`LIFETIME`] in the past.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
-/// The slot for the record of a datagram with this hash. The slot depends only on bits of the hash that are not part of
-/// the tag.
+/// Returns the slot for the record of a datagram with this hash. The slot depends only on bits of the hash that are not
+/// part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Buffers for copies of fragments that cannot be translated before another fragment of their datagram has arrived.
+//! Two buffers contain copies of fragments that cannot be translated before another fragment of their datagram has
+//! arrived.
 //!
 //! The fragment buffer has, for each processor, copies of the latest fragments that arrived before the first fragment
 //! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets. The update of an SCTP
@@ -40,7 +41,7 @@ pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;
 
-/// The slot of the SCTP reassembly buffer for the first fragment of a datagram.
+/// Returns the slot of the SCTP reassembly buffer for the first fragment of a datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -52,8 +53,8 @@ const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "slots are chosen by a m
 
 /// Length in bytes of the longest frame that is saved.
 pub const MAX_FRAME: u32 = 2024;
-/// Length in bytes of the shortest frame, that of a last fragment on a device without link-layer header: an IPv4 header
-/// and one byte of payload.
+/// Length in bytes of the shortest frame that can be a fragment: on a device without link-layer header, a last fragment
+/// that consists of an IPv4 header and one byte of payload.
 pub const MIN_FRAME: u32 = 21;
 /// The largest [`SavedFrame::excess`].
 pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;

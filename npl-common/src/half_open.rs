@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! The half-open cache, an array of 64-bit words. A word is the conntrack entry of a flow whose handshake or first
-//! exchange of packets is not complete.
+//! exchange of packets is not complete, or a copy of an established flow's entry.
 //!
 //! The cache is never full: a flood of packets overwrites slots, but allocates no memory and evicts no entries of the
 //! flow table. Programs read and write each word atomically. The fields of a word are:
@@ -10,12 +10,12 @@
 //! [ tag: 38 bits ][ phase ][ address # ][ node port ]
 //! ```
 //!
-//! The array has three regions, so that packets without a flow overwrite no entries of established flows:
+//! The array has three regions, so that a flood of SYNs or datagrams overwrites no entries of established flows:
 //!
 //! 1. [`SLOTS`] slots of established flows. An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry.
 //!    Requests that match the copy need no look-up in the flow table.
-//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and mid-stream entries. This region is small enough to stay in the
-//!    processor's cache during a SYN flood.
+//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and of mid-stream entries, which a client's segment in the middle of a
+//!    TCP connection opens. This region is small enough to stay in the processor's cache during a SYN flood.
 //! 3. [`DATAGRAM_SLOTS`] slots of UDP and SCTP flows that are half-open without a handshake. A SYN flood overwrites
 //!    none of these slots.
 //!
@@ -46,7 +46,7 @@ const TAG_SHIFT: u32 = 26;
 const PHASE_MASK: u64 = 0b11 << PHASE_SHIFT;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 
-/// The slot of an established flow.
+/// Returns the slot of an established flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -54,36 +54,36 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// A second slot, which differs from [`slot`]: one of four slots in the same group of eight slots. A group of eight
-/// slots is usually one cache line.
+/// Returns a second slot, which differs from [`slot`]: one of four slots in the same aligned group of eight slots. Such
+/// a group has 64 bytes, the size of a cache line on most processors.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
-/// The first candidate slot of a handshake.
+/// Returns the first candidate slot of a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_slot(hash: u64) -> u32 {
     SLOTS | slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// The second candidate slot of a handshake.
+/// Returns the second candidate slot of a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// The first candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+/// Returns the first candidate slot of a UDP or SCTP flow that is half-open without a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn datagram_slot(hash: u64) -> u32 {
     REPLY_CACHE_ELEMENTS + slot(hash)
 }
 
-/// The second candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+/// Returns the second candidate slot of a UDP or SCTP flow that is half-open without a handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_datagram_slot(hash: u64) -> u32 {
@@ -98,36 +98,36 @@ pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -
     (hash & TAG_MASK) | phase.bits() << PHASE_SHIFT | (address_index as u64) << ADDRESS_SHIFT | node_port as u64
 }
 
-/// Whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
+/// Returns whether an entry belongs to a flow with this hash. An empty slot has node port 0 and matches no flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Whether an entry's flow waits for the Pod's first reply. If the entry of a waiting flow were overwritten, the first
-/// reply would not be translated.
+/// Returns whether an entry's flow waits for the Pod's first reply. If the entry of a waiting flow were overwritten,
+/// the first reply would not be translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_waiting(entry: u64) -> bool {
     node_port(entry) != 0 && phase(entry).is(Phase::REQUESTED)
 }
 
-/// The phase of an entry.
+/// Returns the phase of an entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn phase(entry: u64) -> Phase {
     Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
 }
 
-/// A copy of an entry with another phase.
+/// Returns a copy of an entry with another phase.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
     (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
 }
 
-/// The node port of an entry, in host byte order.
+/// Returns the node port of an entry, in host byte order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
@@ -135,14 +135,14 @@ pub const fn node_port(entry: u64) -> u16 {
     entry as u16
 }
 
-/// Whether two entries have the same NAT address.
+/// Returns whether two entries have the same NAT address.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn has_same_nat_address(entry: u64, other: u64) -> bool {
     address_index(entry) == address_index(other) && node_port(entry) == node_port(other)
 }
 
-/// The index of an entry's node address.
+/// Returns the index of an entry's node address.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the eight bits above the port are the index")]
@@ -247,8 +247,8 @@ mod tests {
         }
     }
 
-    /// With 4096 waiting flows in 65 536 slots, a second candidate slot lowers the share of overwritten flows from 1/30
-    /// to 1/1000.
+    /// With 4096 waiting flows in 65 536 slots and one slot per flow, 1 of 30 flows would lose its slot. With a second
+    /// candidate slot, about 1 of 1000 does; the test permits 1 of 256.
     #[test]
     fn few_waiting_flows_lose_their_slot() {
         let mut slots = vec![0_u64; SLOTS as usize];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The seeded hash that chooses a flow's slots in arrays, and the flow's tag in these slots. A sender who does not know
-//! the seed cannot predict which flows share a slot.
+//! Computes the seeded hash that chooses a flow's slots in arrays, and the flow's tag in these slots. A sender who does
+//! not know the seed cannot predict which flows share a slot.
 
 /// Hashes a flow's addresses, ports and protocol to 64 bits: the low bits choose a slot, and the high bits are the
 /// flow's tag.
@@ -27,15 +27,15 @@ pub const fn ports_and_protocol(client_port: u16, pod_port: u16, protocol: u32) 
     (client_port as u64) << 32 | (pod_port as u64) << 8 | protocol as u64
 }
 
-/// The hash of an IPv4 flow. The addresses are in network byte order as loaded from a packet.
+/// Returns the hash of an IPv4 flow. The addresses are in network byte order as loaded from a packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn flow_v4(seed: u64, client: u32, pod: u32, ports_and_protocol: u64) -> u64 {
     flow(seed, (client as u64) << u32::BITS | pod as u64, ports_and_protocol)
 }
 
-/// The hash of an IPv6 flow. Each half of an address consists of two 32-bit words in network byte order as loaded from
-/// a packet; the first word is the high half of the 64-bit word.
+/// Returns the hash of an IPv6 flow. Each half of an address consists of two 32-bit words in network byte order as
+/// loaded from a packet; the first word is the high half of the 64-bit word.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn flow_v6(seed: u64, client: [u64; 2], pod: [u64; 2], ports_and_protocol: u64) -> u64 {

@@ -44,7 +44,7 @@ const DURATION_MASK: u64 = 0b11 << DURATION_SHIFT;
 const TAG_MASK: u64 = !(DURATION_MASK | TIME_MASK);
 
 /// Packs the entry of a host connection with this hash. `time` is the [`crate::fragment::time`] of the connection's
-/// last packet, and `duration` at most [`STREAM`].
+/// last packet, and `duration` is at most [`STREAM`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn entry(hash: u64, duration: u64, time: u64) -> u64 {
@@ -63,8 +63,9 @@ pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
     entry(hash, if lasted < STREAM { lasted } else { STREAM }, time)
 }
 
-/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry: if
-/// the host no longer translates the connection, the remote host could otherwise never reach a Pod by the same port.
+/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry. If it
+/// did, a remote host that keeps sending could never reach a Pod by the same port after the host has stopped
+/// translating the connection.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn answered(word: u64, time: u64) -> u64 {
@@ -74,37 +75,38 @@ pub const fn answered(word: u64, time: u64) -> u64 {
 /// Returns the entry of a host connection whose entry in kernel conntrack is removed after `remaining` units of
 /// [`crate::fragment::time`] without a packet. The returned entry expires one unit earlier, and never later than a new
 /// entry would. A flow that is not yet a stream may have lasted for up to 2 s, so the returned entry has the longest
-/// duration below that of a stream: the flow's next packet makes the flow a stream, unless the packet follows at once.
+/// duration below that of a stream. The flow's next packet therefore makes the flow a stream, unless the packet arrives
+/// in the same unit of time.
 pub const fn expiring(hash: u64, is_stream: bool, time: u64, remaining: u64) -> u64 {
     let duration = if is_stream { STREAM } else { STREAM - 1 };
     let age = lifetime(duration).saturating_sub(remaining.saturating_sub(1));
     entry(hash, duration, time.wrapping_sub(age))
 }
 
-/// Whether an entry belongs to a host connection with this hash.
+/// Returns whether an entry belongs to a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
     word != 0 && (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether an entry belongs to a host connection with this hash and has not expired.
+/// Returns whether an entry belongs to a host connection with this hash and has not expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
     matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= lifetime(duration(word)))
 }
 
-/// Whether a connection uses its second slot: this slot contains the connection's entry or, if neither slot does, is
-/// the slot for a new entry. A new entry is written to an empty slot or, if both slots are occupied, over the older
-/// entry.
+/// Returns whether a connection uses its second slot. If one of its slots contains the connection's entry, the
+/// connection uses this slot. Otherwise, its new entry is written to an empty slot or, if both slots are occupied, over
+/// the older entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
     !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
 }
 
-/// The time for which the entry of a UDP host connection stays valid, in units of [`crate::fragment::time`].
+/// Returns the time for which the entry of a UDP host connection stays valid, in units of [`crate::fragment::time`].
 pub const fn remaining(word: u64, time: u64) -> u64 {
     lifetime(duration(word)).saturating_sub(age(word, time))
 }
@@ -115,9 +117,9 @@ const fn lifetime(duration: u64) -> u64 {
     if duration < STREAM { LIFETIME } else { STREAM_LIFETIME }
 }
 
-/// The time since an entry was written. For an empty slot, the result is larger than the age of any entry. Another
-/// processor may have written the entry after this processor has read the time, so an entry whose time is one unit
-/// later than `time` has the age 0.
+/// Returns the time since an entry was written. For an empty slot, the result is larger than the age of any entry.
+/// Another processor may have written the entry after this processor has read the time, so an entry whose time is one
+/// unit later than `time` has the age 0.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn age(word: u64, time: u64) -> u64 {
@@ -134,13 +136,14 @@ const fn duration(word: u64) -> u64 {
     (word & DURATION_MASK) >> DURATION_SHIFT
 }
 
-/// A copy of an entry whose time is earlier by `units`. Tests use such a copy to let an entry expire.
+/// Returns a copy of an entry whose time is earlier by `units`. Tests use such a copy in place of waiting for an entry
+/// to expire.
 pub const fn aged(word: u64, units: u64) -> u64 {
     word & !TIME_MASK | word.wrapping_sub(units) & TIME_MASK
 }
 
-/// The first candidate slot for a host connection with this hash. The slot depends only on bits of the hash that are
-/// not part of the tag.
+/// Returns the first candidate slot for a host connection with this hash. The slot depends only on bits of the hash
+/// that are not part of the tag.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]
@@ -148,7 +151,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The second candidate slot for a host connection with this hash.
+/// Returns the second candidate slot for a host connection with this hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "the mask limits the value to the number of slots")]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! A macro that declares map types: structs that are keys, values or records of maps, or parts of them. The macro
-//! asserts the size of each type at compile time, and contains the only `unsafe` code for map types.
+//! The macro `map_type!` declares map types: structs that are keys, values or records of maps, or parts of such
+//! structs. The macro asserts the size of each type at compile time, and contains the only `unsafe` code of this crate.
 
 /// The description of a struct that `map_type!` declares, for `layout.snap` and for the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub struct FieldLayout {
     pub offset: usize,
 }
 
-/// Declares a map type: a `#[repr(C)]` struct of the stated size. Implicit padding is a compile error, because its
-/// bytes would be undefined.
+/// Declares a map type: a `#[repr(C)]` struct of the stated size. Implicit padding is a compile error, because the
+/// bytes of the padding would be undefined.
 macro_rules! map_type {
     (
         $(#[doc = $doc:literal])+

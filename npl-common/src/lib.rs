@@ -8,12 +8,13 @@
 //! * Addresses are byte arrays in network order, so that a dump of a map shows `[10,0,0,5]`.
 //! * Ports are `u16` in **host** order, so that a dump of a map shows `61000`. The kernel programs convert a packet's
 //!   ports once.
-//! * Times are nanoseconds of `CLOCK_MONOTONIC`. In 64-bit words that have no room for nanoseconds, a time is in units
-//!   of 2^30 ns (1.07 s, [`fragment::time`]), or consists of the low 32 bits of `jiffies`.
-//! * Every struct of a map's key or value is `#[repr(C)]`. Its padding is explicit and always zero, because the kernel
-//!   compares keys byte by byte.
-//! * [`names::ABI_VERSION`] must be incremented when the layout of a map changes, or the meaning of a number in a map,
-//!   such as the number of a reason. If only a map's name changes, the former name is added to [`former_names`].
+//! * Times are nanoseconds of `CLOCK_MONOTONIC`, units of 2^30 ns (1.07 s, [`fragment::time`]) of this clock, or the
+//!   low 32 bits of `jiffies`. The description of each field states the unit.
+//! * Every struct that is a map's key or value is `#[repr(C)]`. The struct's padding is explicit and always zero,
+//!   because the kernel compares keys byte by byte.
+//! * [`names::ABI_VERSION`] must be incremented when the layout of a map changes, or when a number in a map, such as
+//!   the number of a reason, gets another meaning. If only a map's name changes, the former name is added to
+//!   [`former_names`].
 
 #![cfg_attr(not(test), no_std)]
 #![warn(missing_docs)]

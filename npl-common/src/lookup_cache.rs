@@ -4,8 +4,8 @@
 //! look-ups of endpoint and flow.
 //!
 //! Each copy has a checksum over the copy's words, the look-up's key, the seed and the epoch. If the checksum does not
-//! match, the copy is invalid, and the program makes the look-ups in the hash tables. Whenever a mapping, an endpoint,
-//! a next hop or a node address changes, the agent writes a new epoch, which invalidates all copies atomically.
+//! match, the copy is invalid, and the program makes the look-ups in the hash tables. After each change of a mapping,
+//! an endpoint, a next hop or a node address, the agent writes a new epoch, which invalidates all copies atomically.
 
 use crate::{
     config::Config,
@@ -77,8 +77,8 @@ pub mod no_next_hop {
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
 }
 
-/// The slot for the cached mapping of a frontend; several frontends may share one slot. Consecutive ports have adjacent
-/// slots, so that in IPv4, a cache line contains the copies of two ports.
+/// Returns the slot for the cached mapping of a frontend; several frontends may share one slot. Consecutive ports have
+/// adjacent slots, so that in IPv4, a cache line contains the copies of two ports.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn slot(frontend: Frontend) -> u32 {
@@ -87,7 +87,7 @@ pub const fn slot(frontend: Frontend) -> u32 {
     half | frontend.node_port as u32 & (PER_PROTOCOL - 1)
 }
 
-/// The checksum of a cached mapping: of its `words`, its frontend, the seed in `config`, and the `epoch`
+/// Returns the checksum of a cached mapping: of its `words`, its frontend, the seed in `config`, and the `epoch`
 /// ([`Config::epoch`]).
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
@@ -116,8 +116,8 @@ map_type! {
 /// Returns the checksum of a cached reply. `hash` is the flow's hash, and `entry` is the flow's entry in the half-open
 /// cache. `epoch` is [`Config::epoch`], and `jiffies` is the low 32 bits of the kernel's `jiffies`.
 ///
-/// The cached reply expires when `jiffies` reaches the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. For the next
-/// reply of the flow, the program then looks up the flow table's entry, and refreshes the entry.
+/// The cached reply expires when `jiffies` reaches the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. For the flow's
+/// next reply after this time, the program looks up the flow table's entry and refreshes it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     /// The checksum must not match if parts of the copy come from two programs that wrote at the same time, or if the
-    /// copy is from another epoch, of another node port or protocol, or of another seed.
+    /// copy was stored for another epoch, node port, protocol or seed.
     #[test]
     fn a_change_of_any_input_changes_the_checksum() {
         let (words, others) = ([0x0a0a_0a0a_0000_1f90, 1], [0x0b0b_0b0b_0000_1f90, 2]);

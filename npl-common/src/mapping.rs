@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Mappings of node ports to Pods, the source allow-lists of mappings, and the endpoints by which programs recognize
-//! replies.
+//! Defines mappings of node ports to Pods, the source allow-lists of mappings, and the endpoints by which programs
+//! recognize replies.
 
 /// IANA numbers of the transport protocols that a mapping can have.
 pub mod protocol {
@@ -21,7 +21,7 @@ pub const MAX_SOURCE_RANGES: u32 = 131_072;
 /// Maximum number of node addresses per IP family.
 pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 
-/// Flag of a backend: only sources in `npl_allow_v4` or `npl_allow_v6` may use the mapping.
+/// Flag of a backend: only sources in the mapping's allow-list (`npl_allow_v4` or `npl_allow_v6`) may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
 /// The value of each element of `npl_allow_v4` and `npl_allow_v6`. Only the key has a meaning: a mapping and a source
@@ -29,9 +29,9 @@ pub const FLAG_RESTRICTED: u16 = 1;
 pub const ALLOWED: u32 = 1;
 
 map_type! {
-    /// An address of this Node.
+    /// A node address: an address of this Node on which clients reach node ports.
     pub struct NodeAddressV4: 4, align 4 {
-        /// In network byte order.
+        /// The node address, in network byte order.
         pub addr: [u8; 4],
     }
 }
@@ -39,7 +39,7 @@ map_type! {
 map_type! {
     /// Like [`NodeAddressV4`], for IPv6.
     pub struct NodeAddressV6: 16, align 4 {
-        /// In network byte order.
+        /// The node address, in network byte order.
         pub addr: [u8; 16],
     }
 }
@@ -55,7 +55,7 @@ map_type! {
 map_type! {
     /// Node port and protocol of a mapping. The mapping applies to all node addresses of the map's IP family.
     pub struct Frontend: 4, align 4 {
-        /// In host byte order.
+        /// The node port, in host byte order.
         pub node_port: u16,
         /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
@@ -67,9 +67,9 @@ map_type! {
 map_type! {
     /// The Pod to which a mapping leads, and the properties of the mapping.
     pub struct BackendV4: 16, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 4],
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// [`FLAG_RESTRICTED`] (1) if only allowed sources may use the mapping, else 0.
         pub flags: u16,
@@ -83,9 +83,9 @@ map_type! {
 map_type! {
     /// Like [`BackendV4`], for IPv6.
     pub struct BackendV6: 28, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 16],
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// As in [`BackendV4`].
         pub flags: u16,
@@ -102,7 +102,7 @@ map_type! {
     pub struct SourceV4: 8, align 4 {
         /// The node port and protocol of the mapping.
         pub frontend: Frontend,
-        /// Network order; bits beyond the prefix are zero.
+        /// Address of the source range, in network byte order; the bits after the prefix are zero.
         pub addr: [u8; 4],
     }
 }
@@ -112,13 +112,13 @@ map_type! {
     pub struct SourceV6: 20, align 4 {
         /// As in [`SourceV4`].
         pub frontend: Frontend,
-        /// Network order; bits beyond the prefix are zero.
+        /// Address of the source range, in network byte order; the bits after the prefix are zero.
         pub addr: [u8; 16],
     }
 }
 
-/// Number of bits of a [`Frontend`] in the key of an allow-list entry. The prefix length of an entry is this number
-/// plus the prefix length of the source range.
+/// Number of bits of a [`Frontend`] in the key of an allow-list entry. The prefix length in the key is this number plus
+/// the prefix length of the source range.
 pub const FRONTEND_BITS: u32 = 32;
 
 const _: () = assert!(
@@ -127,11 +127,11 @@ const _: () = assert!(
 );
 
 map_type! {
-    /// The Pod address, port and protocol of a mapping. Only packets from such an endpoint can be replies.
+    /// An endpoint: the Pod address, Pod port and protocol of a mapping. Only packets from endpoints can be replies.
     pub struct EndpointV4: 8, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 4],
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
@@ -143,9 +143,9 @@ map_type! {
 map_type! {
     /// Like [`EndpointV4`], for IPv6.
     pub struct EndpointV6: 20, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 16],
-        /// In host byte order.
+        /// The Pod port, in host byte order.
         pub pod_port: u16,
         /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,

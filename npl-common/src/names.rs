@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Names of maps, programs and pins. The kernel programs, the agent, the tests and `bpftool` use these names.
+//! Defines the names of maps, programs and pins. The kernel programs, the agent, the tests and `bpftool` use these
+//! names.
 
 /// The ABI version, which identifies the layout of all maps. The version is part of the path of the pins, so that
 /// agents of different ABI versions never share a map.
@@ -78,8 +79,8 @@ pub const MAP_SCTP_BUFFER: &str = "npl_sctp_frags";
 pub const MAP_HOST_CONNECTION_V4: &str = "npl_hostconn_v4";
 /// Like [`MAP_HOST_CONNECTION_V4`], for IPv6.
 pub const MAP_HOST_CONNECTION_V6: &str = "npl_hostconn_v6";
-/// Time of the last IPv4 packet to an unmapped node port, or of the removal of the port's mapping: array of `u64`,
-/// indexed by the port, see [`crate::unmapped`].
+/// For each node port, the time of the last IPv4 packet that matched no mapping, or of the last removal of an IPv4
+/// mapping: array of `u64`, indexed by the port, see [`crate::unmapped`].
 pub const MAP_UNMAPPED_V4: &str = "npl_unmap_ts_v4";
 /// Like [`MAP_UNMAPPED_V4`], for IPv6.
 pub const MAP_UNMAPPED_V6: &str = "npl_unmap_ts_v6";
@@ -89,9 +90,9 @@ pub const MAP_SLOW_PATH: &str = "npl_slow";
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks to which the programs may redirect replies: map from interface index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
-/// Devices whose packets may already be translated when NPL's TC program runs: by the XDP program or, before Linux 6.6,
-/// by the temporary second filter that exists while the agent moves NPL's filter ahead of all other filters. Map from
-/// interface index to [`crate::config::XDP_ATTACHED`].
+/// Devices whose packets may already be translated when NPL's TC program runs. These are devices with the XDP program
+/// and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent moves NPL's filter
+/// ahead of all other filters. Map from interface index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
@@ -222,7 +223,7 @@ pub const PROGRAMS: &[&str] = &[
     PROG_TO_PODS,
 ];
 
-/// Translates requests of the fast path at the XDP hook of a device with Ethernet headers.
+/// Translates fast-path requests at the XDP hook of a device with Ethernet headers.
 pub const PROG_XDP: &str = "npl_xdp";
 /// Like [`PROG_XDP`], but also for frames that consist of several buffers (since Linux 5.18).
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
@@ -233,7 +234,7 @@ pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
 /// The names of all slow-path programs. The position in this list is the program's index in [`MAP_SLOW_PATH`], see
 /// [`SlowPath::index`]. Each address family has programs of its own: the verifier of Linux 5.10 visits nearly twice as
-/// many instructions of a program for both families, and gives up after a million.
+/// many instructions of a program for both families, and gives up after a million visited instructions.
 pub const SLOW_PATH_PROGRAMS: &[&str] = &[
     "npl_in_slow4",
     "npl_in_slow6",
@@ -267,7 +268,7 @@ pub enum SlowPath {
 }
 
 impl SlowPath {
-    /// The slow path that `program` tail-calls; `None` if `program` has no slow path.
+    /// Returns the slow path that `program` tail-calls; `None` if `program` has no slow path.
     fn of(program: &str) -> Option<Self> {
         match program {
             PROG_INGRESS | PROG_INGRESS_OFFLOAD => Some(Self::Ingress),
@@ -280,13 +281,14 @@ impl SlowPath {
         }
     }
 
-    /// The index in [`MAP_SLOW_PATH`] and in [`SLOW_PATH_PROGRAMS`] of the program for one address family.
+    /// Returns the index in [`MAP_SLOW_PATH`] and in [`SLOW_PATH_PROGRAMS`] of the program for one address family.
     #[inline]
     pub const fn index(self, is_ipv6: bool) -> u32 {
         2 * self as u32 + is_ipv6 as u32
     }
 
-    /// The slow-path programs that `program` tail-calls: the index and name of each. Empty if `program` has no slow path.
+    /// Returns the slow-path programs that `program` tail-calls: the index and name of each. Empty if `program` has no
+    /// slow path.
     pub fn programs_of(program: &str) -> impl Iterator<Item = (u32, &'static str)> {
         let indexes = Self::of(program).into_iter().flat_map(|path| [path.index(false), path.index(true)]);
         indexes.map(|index| (index, SLOW_PATH_PROGRAMS[index as usize]))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Next hops for `--forwarding redirect` and `offload`: the map of uplinks, by interface index, and the maps of Pods,
-//! by address. A map contains an uplink or a Pod only while NPL's programs are attached to the uplink or to the Pod's
-//! device.
+//! Defines the maps of next hops for `--forwarding redirect` and `offload`. One map contains uplinks by interface
+//! index, and one map for each IP family contains Pods by address. A map contains an uplink or a Pod only while NPL's
+//! programs are attached to the uplink or to the Pod's device.
 
 /// Maximum number of uplinks in the map `npl_rd_uplinks`.
 pub const MAX_UPLINKS: u32 = 256;
@@ -22,7 +22,7 @@ pub mod kind {
 map_type! {
     /// The address of a Pod.
     pub struct PodAddressV4: 4, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub addr: [u8; 4],
     }
 }
@@ -30,13 +30,14 @@ map_type! {
 map_type! {
     /// Like [`PodAddressV4`], for IPv6.
     pub struct PodAddressV6: 16, align 4 {
-        /// In network byte order.
+        /// The Pod's address, in network byte order.
         pub addr: [u8; 16],
     }
 }
 
 map_type! {
-    /// The device that leads to a Pod: requests to the Pod leave through it, and the Pod's replies arrive on it.
+    /// The device that leads to a Pod: requests to the Pod leave through this device, and the Pod's replies arrive on
+    /// it.
     pub struct PodNextHop: 8, align 4 {
         /// The device's index.
         pub ifindex: u32,
@@ -48,7 +49,7 @@ map_type! {
 }
 
 impl PodNextHop {
-    /// Whether the next hop has a device; otherwise the host's stack forwards the packet.
+    /// Returns whether the next hop has a device; otherwise the host's stack forwards the packet.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn is_reachable(&self) -> bool {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Decides which packets bypass the host's stack with `--forwarding offload`.
+//! This module decides which packets bypass the host's stack with `--forwarding offload`.
 //!
 //! A stack observation proves that the stack has forwarded a packet of one direction of a flow. For
 //! [`INTERVAL_JIFFIES`] after an observation, packets of this direction bypass the stack. After the interval, the stack
-//! forwards the next packet again. In every interval, FORWARD rules and kernel conntrack therefore process one packet
-//! per direction of a live flow, and a new rule that drops the flow takes effect.
+//! forwards packets of this direction until the next observation. In every interval, FORWARD rules and kernel conntrack
+//! therefore process at least one packet per direction of a live flow, and a new rule that drops the flow takes effect.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
 //! flows may have the same slot. While one of these flows is offloaded, it keeps the slot, and the stack forwards the
 //! packets of the other flows.
 //!
-//! Each direction of a flow has one aligned 64-bit word, which is read and written atomically:
+//! Each direction of a flow has one aligned 64-bit word, which the programs read and write atomically:
 //!
 //! ```text
 //! 63           32 31            0
@@ -30,8 +30,8 @@ map_type! {
     /// Stack observations of a flow.
     pub struct StackSeen: 16, align 8 {
         /// Observation of the client's packets. Bits 0-31: time of the observation in jiffies; 0 if there was none, 1
-        /// if it has expired and the stack forwards a packet for a new observation, 2 if the connection has ended or is
-        /// ending ([`since`]). Bits 32-63: tag of the flow.
+        /// if the observation has expired and the stack forwards a packet for a new observation, 2 if the connection
+        /// has ended or is ending ([`since`]). Bits 32-63: tag of the flow.
         pub request: u64,
         /// Observation of the Pod's packets; bits as in `request`.
         pub reply: u64,
@@ -52,7 +52,7 @@ pub mod since {
     pub const FIRST_TIME: u32 = 3;
 }
 
-/// How a packet of an established flow is forwarded.
+/// How the program forwards a packet of an established flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// The packet bypasses the stack.
@@ -63,8 +63,8 @@ pub enum Decision {
     Observe,
 }
 
-/// The tag that distinguishes a flow from other flows with the same slot. The tag depends on the Pod's generation, so
-/// that flows of a later Pod with the same address have other tags.
+/// Returns the tag that distinguishes a flow from other flows with the same slot. The tag depends on the Pod's
+/// generation, so that flows of a later Pod with the same address have other tags.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {
@@ -101,8 +101,9 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     if now.wrapping_sub(mine) < INTERVAL_JIFFIES { Decision::Offload } else { Decision::Observe }
 }
 
-/// Returns the word of a direction after the stack was observed to forward a packet of this direction; `None` if the
-/// word does not change: it already contains a time, the direction has ended, or another offloaded flow has the slot.
+/// Returns the word of a direction after a program has observed that the stack forwarded a packet of this direction.
+/// Returns `None` if the word does not change, because the word already contains a time, the connection has ended, or
+/// another offloaded flow has the slot.
 ///
 /// A time is replaced only after [`decide`] returned [`Decision::Observe`], and the word became [`since::PENDING`]. On
 /// a bridge, the observing program also runs for redirected packets, so an observation while the direction is offloaded

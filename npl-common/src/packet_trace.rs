@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Packet tracing: the filter that `npl-agent trace` writes, and the records that the programs write to a ring buffer.
+//! Defines the filter of packet tracing, which `npl-agent trace` writes, and the records that the programs write to a
+//! ring buffer.
 //!
 //! A record contains a packet before and after a program, and the program's verdict. The programs write records only
 //! while `npl-agent trace` runs.
 
-/// Largest number of bytes of a packet that a record contains, starting at the IP header.
+/// Largest number of bytes that a record contains of a packet, starting at the packet's IP header.
 pub const SNAP_LENGTH: u32 = 128;
 /// Size of the ring buffer in bytes. The ring buffer has room for about 650 records.
 pub const RING_BYTES: u32 = 256 * 1024;
-/// Largest number of node ports and Pod endpoints together that a filter can select.
+/// Largest number of endpoints in a filter. Node ports and Pod endpoints count together.
 pub const MAX_ENDPOINTS: usize = 8;
 
 /// Value of [`EndpointFilter::unused`] in an unused [`EndpointFilter`], which no packet matches.
@@ -70,9 +71,9 @@ map_type! {
 
 map_type! {
     /// The filter of packet tracing. A packet has up to four addresses with ports: source and destination, before and
-    /// after translation. The packet is recorded if one of them matches `client`, one matches an element of
-    /// `endpoints`, and the packet has the protocol `protocol` or no readable transport header. Every ICMP error is
-    /// recorded.
+    /// after translation. The packet is recorded if one of the four matches `client`, one of the four matches an
+    /// element of `endpoints`, and the packet has the protocol `protocol` or no readable transport header. Every ICMP
+    /// error is recorded.
     pub struct TraceFilter: 456, align 8 {
         /// `CLOCK_MONOTONIC` time in nanoseconds at which tracing ends, unless `npl-agent trace` sets a later time; 0
         /// if tracing is off.

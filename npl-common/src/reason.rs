@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The reasons under which the programs count packets: packets that are dropped or passed unchanged although they may
-//! belong to a mapping, to its replies or to ICMP errors about them, and packets that are translated in spite of a
-//! tuple conflict or a rejected conntrack entry.
+//! The reasons under which the programs count packets. Most counted packets are dropped or passed unchanged, although
+//! they may be requests, replies or ICMP errors of a mapping. The others are translated in spite of a tuple conflict or
+//! a rejected conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
-        /// Index into the reason counters. A packet to a port of the node port range on a node address, or from a
-        /// mapped Pod port, is translated or counted under one of these reasons. Most other packets are passed
-        /// unchanged and not counted.
+        /// The reasons; the number of a reason is its index in the map of reason counters. A packet to a port of the
+        /// node port range on a node address, or from a mapped Pod port, is translated or counted under one of these
+        /// reasons. Most other packets are passed unchanged and not counted.
         #[repr(u32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
@@ -18,12 +18,12 @@ macro_rules! reasons {
             /// Every reason, in the order of the counters.
             pub const ALL: &[Self] = &[ $( Self::$variant, )+ ];
 
-            /// The reason's name in metrics and in the output of commands.
+            /// Returns the reason's name in metrics and in the output of commands.
             pub const fn name(self) -> &'static str {
                 match self { $( Self::$variant => $name, )+ }
             }
 
-            /// The meaning of the reason, in one sentence for operators.
+            /// Returns the meaning of the reason, for operators.
             pub const fn help(self) -> &'static str {
                 match self { $( Self::$variant => concat!($($doc,)+).trim_ascii(), )+ }
             }
@@ -32,7 +32,8 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// No mapping has the packet's node port and protocol; the packet is passed to the host unchanged.
+    /// The packet's destination is a node port without a mapping for the packet's protocol, or the packet is an ICMP
+    /// error about a packet from such a port; the packet is passed to the host unchanged.
     NoMapping = 0, "no_mapping";
     /// The packet is a fragment that arrived before the first fragment of its datagram; a copy is saved until the first
     /// fragment arrives, and the packet itself is passed to the host unchanged.
@@ -49,8 +50,8 @@ reasons! {
     /// The kernel did not add the flow's conntrack entry to the flow table; the packet is translated, and the flow
     /// stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";
-    /// The kernel had no memory to make the packet writable, and a part of the packet was already rewritten; the packet
-    /// is dropped.
+    /// The program could not write the packet, usually because the kernel had no free memory, and the packet may
+    /// already be partly rewritten; the packet is dropped.
     RewriteFailed = 6, "rewrite_failed";
     /// The packet is an ICMP error whose quoted packet is truncated or does not match the error's destination; the
     /// error is passed unchanged.
@@ -65,16 +66,17 @@ reasons! {
     /// connection to a node port that rules of other software have accepted; the packet is passed to the host
     /// unchanged.
     HostConnection = 10, "host_connection";
-    /// The packet's destination is a node address, and the packet has more than six IPv6 extension headers, one that is
-    /// cut off, or a routing header with segments left; the packet is passed to the host unchanged.
+    /// The packet's destination is a node address, and the packet has more than six IPv6 extension headers, an
+    /// extension header that is cut off, or a routing header with segments left; the packet is passed to the host
+    /// unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
     /// The packet is an ICMP error whose quoted packet belongs to no known flow: the quoted packet is the Node's own
-    /// traffic, its flow has ended, or the quote is forged; the error is passed to the host unchanged.
+    /// traffic, the flow has ended, or the quote is forged; the error is passed to the host unchanged.
     UntrackedError = 12, "untracked_error";
 }
 
 impl Reason {
-    /// The action of the programs on a counted packet, for the reference page.
+    /// Returns the action of the programs on a counted packet, for the reference page.
     pub const fn packet(self) -> &'static str {
         match self {
             Self::SourceRefused | Self::RewriteFailed => "dropped",
@@ -93,8 +95,8 @@ impl Reason {
     }
 }
 
-/// Number of elements of the map of reason counters. The number exceeds that of the reasons, so that a new reason does
-/// not change the map.
+/// Number of elements of the map of reason counters. The map has room for more reasons than exist, so that a new reason
+/// does not change the size of the map.
 pub const MAX_REASONS: u32 = 64;
 
 const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "each reason is an index into the counters");

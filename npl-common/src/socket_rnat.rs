@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Socket reverse NAT: the address that a local client connected to, which `getpeername` and `recvmsg` return. If the
-//! entry of a socket is lost, the connection continues, but the client sees the Pod's address.
+//! Socket reverse NAT: the programs make `getpeername` and `recvmsg` return the address that a local client connected
+//! to, in place of the Pod's address. If the entry of a socket is lost, the connection continues, but the client sees
+//! the Pod's address.
 //!
 //! For each socket, a second entry has Pod port 0 in its key, and the socket's most recent Pod as value. The program
 //! that runs when a socket is closed reads the second entry, and removes both entries of the socket. If a datagram
@@ -8,17 +9,18 @@
 //! them.
 //!
 //! If a socket receives a datagram from a node address and a port of the node port range, the Node has masqueraded the
-//! sender, and the socket's answer must not be translated. The program then writes an entry that has the sender's
-//! address in both key and value. For a socket that has sent through a mapping, the program does not write this entry,
-//! so that a forged datagram cannot end the translation of the socket's datagrams.
+//! sender, and the socket's answer must not be translated. The program for `recvmsg` then writes an entry that has the
+//! sender's address in both key and value. For a socket that has sent through a mapping, the program does not write
+//! this entry, so that a forged datagram cannot end the translation of the socket's datagrams.
 
 /// Maximum number of socket reverse NAT entries per IP family; a high `--max-flows` raises the number. Each open socket
-/// of a local client uses two entries. 16 384 entries take less than 2 MiB.
+/// of a local client uses at least two entries. 16 384 entries take less than 2 MiB.
 pub const MAX_SOCKET_RNAT: u32 = 16_384;
 
 map_type! {
-    /// A socket on this Node, and the socket's peer: the Pod to which the socket is connected or sends, or a client
-    /// that the Node masquerades and whose datagram the socket has received.
+    /// The key of a socket reverse NAT entry: a socket on this Node, and the socket's peer. The peer is the Pod to
+    /// which the socket is connected or sends, or a client that the Node masquerades and whose datagram the socket has
+    /// received.
     pub struct SocketRnatKeyV4: 16, align 8 {
         /// The kernel's cookie of the socket, which is never reused.
         pub socket: u64,
@@ -37,9 +39,9 @@ map_type! {
     pub struct SocketRnatKeyV6: 32, align 8 {
         /// As in [`SocketRnatKeyV4`].
         pub socket: u64,
-        /// In network byte order.
+        /// As in [`SocketRnatKeyV4`].
         pub pod_addr: [u8; 16],
-        /// In host byte order.
+        /// As in [`SocketRnatKeyV4`].
         pub pod_port: u16,
         /// Always zero.
         pub pad: u16,
@@ -49,14 +51,15 @@ map_type! {
 }
 
 map_type! {
-    /// If the peer is a Pod, the NAT address to which the socket last connected or sent. If the peer is a masqueraded
-    /// client, the client's own address and port, so that the socket's answers to the client are not translated. In the
-    /// entry with port 0, the Pod to which the socket last connected or sent.
+    /// The value of a socket reverse NAT entry: an address and a port. If the peer is a Pod, the value is the NAT
+    /// address to which the socket last connected or sent. If the peer is a masqueraded client, the value is the same
+    /// address and port as in the key, and the socket's answers to this client are not translated. If the key has port
+    /// 0, the value is the Pod to which the socket last connected or sent.
     pub struct SocketRnatV4: 8, align 4 {
         /// A node address, a loopback address, the masqueraded client's address, or the last Pod's address; network
         /// order.
         pub node_addr: [u8; 4],
-        /// In host byte order.
+        /// The port that belongs to `node_addr`, in host byte order.
         pub node_port: u16,
         /// Always zero.
         pub pad: u16,
@@ -68,7 +71,7 @@ map_type! {
     pub struct SocketRnatV6: 20, align 4 {
         /// As in [`SocketRnatV4`].
         pub node_addr: [u8; 16],
-        /// In host byte order.
+        /// The port that belongs to `node_addr`, in host byte order.
         pub node_port: u16,
         /// Always zero.
         pub pad: u16,

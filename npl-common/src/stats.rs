@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Counters of packets, bytes and flows for each mapping. Each processor has its own counters, so that counting needs
-//! no lock.
+//! The programs count packets, bytes and flows for each mapping. Each processor has its own counters, so that counting
+//! needs no lock.
 
 /// Largest number of mappings with separate counters, of both IP families together. The counters of a mapping take 48
 /// bytes per possible processor. With 128 processors, all counters take 24 MiB, which count against the container's
 /// memory limit.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
-/// Index of the element with the sum of the counters of all removed IPv4 mappings, so that sums over all elements never
-/// decrease. The element also contains the counts of IPv4 mappings that have no separate element.
+/// Index of the element to which the agent adds the counters of a removed IPv4 mapping, so that the sum over all
+/// elements never decreases. The element also contains the counts of IPv4 mappings that have no separate element.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
 /// Like [`SHARED_V4`], but for IPv6 mappings.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
@@ -21,16 +21,16 @@ map_type! {
     pub struct MappingStats: 48, align 8 {
         /// Number of translated packets from clients to the Pod.
         pub request_packets: u64,
-        /// Bytes of the packets in `request_packets`, link-layer headers included.
+        /// Length of the packets in `request_packets` in bytes, including link-layer headers.
         pub request_bytes: u64,
         /// Number of translated packets from the Pod to clients.
         pub reply_packets: u64,
-        /// Bytes of the packets in `reply_packets`, link-layer headers included.
+        /// Length of the packets in `reply_packets` in bytes, including link-layer headers.
         pub reply_bytes: u64,
-        /// Flows whose first packet was translated, and sockets of local clients whose first `connect` or `sendmsg`
-        /// call to the Pod was translated.
+        /// Number of flows whose first packet was translated, plus the number of local clients' sockets whose first
+        /// `connect` or `sendmsg` call to the Pod was translated.
         pub new_flows: u64,
-        /// Flows whose handshake or first exchange of packets was completed.
+        /// Number of flows whose handshake or first exchange of packets is complete.
         pub established_flows: u64,
     }
 }

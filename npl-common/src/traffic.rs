@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are never pinned,
-//! and are not part of the agent's ABI.
+//! Defines the settings of the packet generator and packet counter of `npl-bench`. The maps with these settings are
+//! never pinned, and are not part of the agent's ABI.
 
 /// Length in bytes of a generated frame, without the frame check sequence. With the frame check sequence of four bytes,
 /// the frame has 64 bytes on the wire.
@@ -31,7 +31,7 @@ pub const PROG_COUNT: &str = "npl_count";
 const CLIENT_BITS: u32 = RANDOM_ADDRESS_BITS + u16::BITS;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
-/// The random address bits and the port of the client of packet `number`.
+/// Returns the random address bits and the port of the client of packet `number`.
 ///
 /// The first 2^44 numbers give 2^44 different clients, because each step of the computation is invertible.
 #[inline(always)]
@@ -49,7 +49,8 @@ pub const fn random_client(number: u64) -> (u32, u16) {
 map_type! {
     /// Settings of the generator.
     pub struct Traffic: 80, align 8 {
-        /// Number of the next packet. The generator increments the number, so that each packet has another flow.
+        /// Number of the next packet. The generator increments the number, so that consecutive packets belong to
+        /// different flows if `ports` or `random` is nonzero.
         pub next: u64,
         /// Number of client ports per client address. With 0, all frames belong to one flow, unless `random` is
         /// nonzero.

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Unmapped traffic: packets of any protocol to a node port without a mapping. The sender may be a load balancer that
-//! still probes a removed member; if the agent assigned the node port to a new mapping, the sender would reach the new
-//! Pod. Until the unmapped traffic to a port ceases, the agent therefore assigns the port only if no other port is
-//! free.
+//! Unmapped traffic: packets to a node port that match no mapping. The sender may be a load balancer that still probes
+//! a removed member; if the agent assigned the node port to a new mapping, the sender would reach the new Pod. Until
+//! the unmapped traffic to a port ceases, the agent therefore assigns the port only if no other port is free.
 //!
-//! The array has one word for each port: the time of the last packet to the unmapped port or, if no packet arrived
-//! after the port's last mapping was removed, the time of this removal. The unit is that of [`crate::fragment::time`].
-//! The word is 0 if there was neither a packet nor a removal. The words outlive the agent, so that a port stays in
-//! quarantine across a restart of the agent.
+//! The array has one word for each port: the time of the last unmapped packet to the port, or of the last removal of
+//! one of the port's mappings, whichever is later. The unit is that of [`crate::fragment::time`]. The word is 0 if
+//! there was neither a packet nor a removal. The words outlive the agent, so that a restarted agent knows which ports
+//! are still in quarantine.
 
 /// Number of elements of the array, one for each port. The elements take 512 KiB.
 pub const PORTS: u32 = 65_536;
@@ -16,16 +15,16 @@ pub const PORTS: u32 = 65_536;
 /// near the 120 s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
-/// Time since the last packet to the unmapped port, or since the removal of its mapping, in units of
-/// [`crate::fragment::time`]. `None` if the time is longer than [`LIFETIME`], or if there was neither a packet nor a
-/// removal.
+/// Returns the time since the last unmapped packet to a port, or since the removal of a mapping of the port, in units
+/// of [`crate::fragment::time`]. `None` if this time is longer than [`LIFETIME`], or if there was neither a packet nor
+/// a removal.
 pub const fn silence(word: u64, now: u64) -> Option<u64> {
     let silence = now.saturating_sub(word);
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }
 }
 
-/// The minimum number of nanoseconds that have passed from the last packet, or the removal of the mapping, to `now`;
-/// `None` if there was neither a packet nor a removal. The recorded time and `now` are rounded down, so one unit is
+/// Returns a lower bound of the nanoseconds between the last packet, or the removal of the mapping, and `now`; `None`
+/// if there was neither a packet nor a removal. The recorded time and `now` are rounded down, so one unit is
 /// subtracted.
 pub const fn least_age(word: u64, now: u64) -> Option<u64> {
     if word == 0 { None } else { Some(now.saturating_sub(word).saturating_sub(1).saturating_mul(1 << 30)) }

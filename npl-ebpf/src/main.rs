@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Entry points of NPL's kernel programs. ARCHITECTURE.md describes the modules that implement the programs.
+//! Defines the entry points of NPL's kernel programs. ARCHITECTURE.md describes the modules that implement the
+//! programs.
 //!
 //! At TC ingress, before netfilter, a program rewrites the destination of requests from node address and node port to
 //! Pod address and Pod port. At TC egress, after netfilter, a program rewrites the source of replies from Pod address
@@ -80,7 +81,8 @@ pub fn npl_egress_l3(ctx: TcContext) -> i32 {
     fast_path::<Replies<STACK>, NONE>(&ctx, SlowPath::EgressL3)
 }
 
-/// Like [`npl_ingress`], for `--forwarding redirect`: the translated request is redirected to the Pod's device.
+/// Like [`npl_ingress`], but for `--forwarding redirect`: the program redirects the translated request to the Pod's
+/// device.
 #[classifier]
 pub fn npl_rd_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<REDIRECT>, ETHERNET>(&ctx, SlowPath::IngressRedirect)
@@ -92,7 +94,8 @@ pub fn npl_rd_pods(ctx: TcContext) -> i32 {
     fast_path::<Replies<REDIRECT>, ETHERNET>(&ctx, SlowPath::PodsRedirect)
 }
 
-/// Like [`npl_ingress`], for `--forwarding offload`: requests of offloaded flows are redirected to the Pod's device.
+/// Like [`npl_ingress`], but for `--forwarding offload`: the program redirects requests of offloaded flows to the Pod's
+/// device.
 #[classifier]
 pub fn npl_off_ingress(ctx: TcContext) -> i32 {
     fast_path::<Requests<OFFLOAD>, ETHERNET>(&ctx, SlowPath::Ingress)
@@ -121,7 +124,7 @@ pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
     Verdict::UNRELATED.into_action()
 }
 
-/// Translates requests at the XDP hook of a device with Ethernet headers.
+/// Translates fast-path requests at the XDP hook of a device with Ethernet headers.
 #[xdp]
 pub fn npl_xdp(ctx: XdpContext) -> u32 {
     xdp::translate::<false>(ctx)
@@ -205,7 +208,8 @@ pub fn npl_rdpod_slow6(ctx: TcContext) -> i32 {
     slow_path::translate::<V6, Replies<REDIRECT>, ETHERNET>(&ctx)
 }
 
-/// Removes the socket reverse NAT entries of a socket when the socket is closed.
+/// When a socket is closed, removes the socket reverse NAT entry that names the socket's last Pod, and the entry of
+/// this Pod.
 #[cgroup_sock(sock_release)]
 pub fn npl_release(ctx: SockContext) -> i32 {
     socket::release(&ctx);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Descriptions of all maps and programs, for `docs/reference/maps.md`. A test of the agent compares the described maps
-//! with those of the kernel object.
+//! Describes all maps and programs, for `docs/reference/maps.md`. A test of the agent compares the described maps with
+//! those of the kernel object.
 
 mod programs;
 
@@ -59,7 +59,7 @@ pub struct Map {
     pub when_full: &'static str,
 }
 
-/// A type of maps.
+/// The type of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapKind {
     /// One value for each index.
@@ -68,7 +68,7 @@ pub enum MapKind {
     PerCpuArray,
     /// A hash table that rejects new elements when it is full.
     Hash,
-    /// A hash table that evicts the least recently used elements when it is full.
+    /// A hash table that evicts the least recently used element when it is full.
     LruHash,
     /// A longest prefix match trie.
     LpmTrie,
@@ -79,7 +79,7 @@ pub enum MapKind {
 }
 
 impl MapKind {
-    /// The kernel's number of the map type, `BPF_MAP_TYPE_*`.
+    /// Returns the kernel's number of the map type, `BPF_MAP_TYPE_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::Hash => 1,
@@ -92,7 +92,7 @@ impl MapKind {
         }
     }
 
-    /// The name by which `bpftool map` shows the map type.
+    /// Returns the name by which `bpftool map` shows the map type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Hash => "hash",
@@ -122,7 +122,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// The layouts of a struct, as in [`Self::Type`]; empty for a number, and for a ring buffer.
+    /// Returns the layouts of a struct, as in [`Self::Type`]; empty for a number, and for a ring buffer.
     pub const fn layouts(self) -> &'static [Layout] {
         match self {
             Self::None(_) | Self::U32(_) | Self::U64(_) => &[],
@@ -130,7 +130,7 @@ impl Content {
         }
     }
 
-    /// Size in bytes of the key or value in the map whose name is at `position` in [`Map::names`].
+    /// Returns the size in bytes of the key or value in the map whose name is at `position` in [`Map::names`].
     pub fn size(self, position: usize) -> usize {
         let layouts = self.layouts();
         let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);
@@ -148,8 +148,8 @@ const AGENT: &str = "agent";
 const PROGRAMS: &str = "programs";
 const NEVER: &str = "never, because the array always has all of its elements";
 const FLOW_WRITERS: &str = "programs; the agent removes expired entries and those of removed mappings";
-const EVICTS_FLOWS: &str = "the kernel evicts the least recently used entry, and the client's next packet recreates \
-                            it; if the kernel refuses the new entry, the programs count `flow_table_full`";
+const EVICTS_FLOWS: &str = "the kernel evicts the least recently used entry, which the client's next packet \
+                            recreates; if the kernel refuses the new entry, the programs count `flow_table_full`";
 const OVERWRITES: &str = "never, because a new entry overwrites an older entry in the same slot";
 
 /// Every pinned map.
@@ -176,8 +176,8 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[LocalAddress::LAYOUT]),
         purpose: "Node addresses: the addresses on which clients reach node ports.",
         written_by: AGENT,
-        when_full: "node ports do not work on further addresses, which the log and the doctor check `addresses` name; \
-                    published addresses are written first",
+        when_full: "node ports do not work on further addresses; the log and the doctor check `addresses` name \
+                    these addresses; published addresses are written first",
     },
     Map {
         names: &[MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6],
@@ -292,7 +292,8 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_SOCKET_RNAT,
         key: Content::Type(&[SocketRnatKeyV4::LAYOUT, SocketRnatKeyV6::LAYOUT]),
         value: Content::Type(&[SocketRnatV4::LAYOUT, SocketRnatV6::LAYOUT]),
-        purpose: "Socket reverse NAT: the address that a local client connected to.",
+        purpose: "Socket reverse NAT: the address that a local client connected to, the last Pod of each socket, and \
+                  masqueraded clients whose datagrams a socket answers untranslated.",
         written_by: "cgroup programs; the agent removes entries of removed mappings",
         when_full: "the kernel evicts the least recently used entry; the client of that entry sees the Pod's address, \
                     and its connection continues",
@@ -313,8 +314,8 @@ pub const MAPS: &[Map] = &[
         capacity: fragment_buffer::SCTP_FRAGMENTS,
         key: Content::U32("slot, selected by a hash of the datagram"),
         value: Content::Type(&[SavedFrame::LAYOUT]),
-        purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's \
-                  length.",
+        purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the \
+                  datagram's length. If the last fragment arrives first, the slot contains the length.",
         written_by: PROGRAMS,
         when_full: "a fragment keeps its slot for one second; meanwhile, the programs estimate the length of \
                     another datagram with the same slot from its chunks or, if no chunk shows the length, pass the \
@@ -331,8 +332,8 @@ pub const MAPS: &[Map] = &[
         ),
         purpose: "Host connections: connections that the Node opened or masquerades with a source port of the range, \
                   or that rules of other software have accepted; the programs do not translate their replies.",
-        written_by: "programs; the agent adds the connections that other software translates, and clears the map after \
-                     it has taken over from another ABI version",
+        written_by: "programs; the agent adds the connections that other software translates, and clears the map \
+                     each time that it copies entries of another ABI version's maps",
         when_full: OVERWRITES,
     },
     Map {
@@ -341,11 +342,12 @@ pub const MAPS: &[Map] = &[
         capacity: unmapped::PORTS,
         key: Content::U32("node port"),
         value: Content::U64(
-            "time of the last packet or removal in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
+            "time of the last packet or removal in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was \
+             neither",
         ),
-        purpose: "Unmapped traffic: for each node port without a mapping, the time of the last packet to the port, or \
-                  of the removal of the port's last mapping. While packets arrive, the agent assigns such a port only \
-                  if no other port is free. A restarted agent keeps the port in quarantine.",
+        purpose: "Unmapped traffic: for each node port, the time of the last packet that matched no mapping, or of the \
+                  last removal of a mapping. The agent assigns a port with a time in the last two minutes only if no \
+                  other port is free. A restarted agent quarantines a port until the time is `--quarantine` old.",
         written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },
@@ -380,7 +382,7 @@ pub const MAPS: &[Map] = &[
         value: Content::U32("1"),
         purpose: "Uplinks to which replies may be redirected; empty with `--forwarding stack`.",
         written_by: AGENT,
-        when_full: "no packet is redirected: the host's stack forwards the packets of all Pods",
+        when_full: "the programs redirect no packet, and the host's stack forwards the packets of all Pods",
     },
     Map {
         names: &[MAP_XDP_DEVICE],
@@ -421,9 +423,10 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::REPLY_CACHE_ELEMENTS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on belong to half-open entries \
-                  that a program has created in the middle of a TCP connection. These elements contain the sequence \
-                  number and acknowledgement number of the client's segment for which the entry was created.",
+        purpose: "Lookup cache of replies: copies of values of `npl_endpoint_v4` and `npl_endpoint_v6`. \
+                  Elements from 65 536 on belong to half-open entries that a program has created in the middle of a \
+                  TCP connection. These elements contain the sequence number and acknowledgement number of the \
+                  client's segment for which the program created the entry.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Descriptions of the programs.
+//! Describes the programs.
 
 use crate::names::{
     PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
@@ -42,7 +42,8 @@ const SLOW_REPLIES_V6: &str =
     "Translates IPv6 replies that are fragments, SCTP packets or ICMP errors, or have extension headers.";
 const CONNECT: &str =
     "Replaces node address and node port with Pod address and Pod port in the system calls of local clients.";
-const SHOW_PEER: &str = "Returns to local clients the address that they connected to, in place of the Pod's address.";
+const SHOW_PEER: &str =
+    "Returns to a local client the address that the client connected to, in place of the Pod's address.";
 
 const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {
     Program { name, hook, used_with, purpose }
@@ -109,7 +110,8 @@ pub const PROGRAM_LIST: &[Program] = &[
         "npl_release",
         "cgroup v2, `sock_release`",
         CGROUP,
-        "Removes the socket reverse NAT entries of a socket when the socket is closed.",
+        "When a socket is closed, removes two of its socket reverse NAT entries: the entry that names the Pod to which \
+         the socket last connected or sent, and the entry of this Pod.",
     ),
     program("npl_recvmsg4", "cgroup v2, `recvmsg4`", CGROUP, SHOW_PEER),
     program("npl_recvmsg6", "cgroup v2, `recvmsg6`", CGROUP, SHOW_PEER),

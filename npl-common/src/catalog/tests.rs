@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Tests that the lists of maps and programs are complete.
+//! Checks that the lists of maps and programs are complete.
 
 use std::collections::BTreeSet;
 

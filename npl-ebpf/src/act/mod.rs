@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The actions on a translated packet: the rewrite of its headers, and the redirect to another device. This layer
-//! imports `base`, `net` and `state`.
+//! This layer rewrites the headers of translated packets, and redirects the packets to other devices. The layer imports
+//! `base`, `net` and `state`.
 
 pub mod redirect;
 pub mod rewrite;

@@ -61,7 +61,7 @@ pub struct NextHop<F: Family> {
 }
 
 impl<F: Family> NextHop<F> {
-    /// The next hop of a packet that the host's stack forwards.
+    /// Returns the next hop of a packet that the host's stack forwards.
     #[inline(always)]
     pub fn stack(headers: &Headers<F>) -> Self {
         Self { ifindex: 0, receiver: Receiver::Routed, neighbor: headers.destination, ttl_fields: headers.ttl_fields }
@@ -73,8 +73,8 @@ impl<F: Family> NextHop<F> {
     }
 }
 
-/// The next hop of a packet to a Pod. `lookup` returns the Pod's entry in `npl_pod_dev_v4` or `npl_pod_dev_v6`, and is
-/// called only in redirect and offload mode.
+/// Returns the next hop of a packet to a Pod. `lookup` returns the Pod's entry in `npl_pod_dev_v4` or `npl_pod_dev_v6`,
+/// and is called only in redirect and offload mode.
 #[inline(always)]
 pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     ctx: &TcContext,
@@ -103,14 +103,14 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     NextHop { ifindex: next_hop.ifindex, receiver, neighbor: pod, ttl_fields }
 }
 
-/// Whether a packet arrived on the device to which the programs redirect requests for the packet's sender.
+/// Returns whether a packet arrived on the device to which the programs redirect requests for the packet's sender.
 #[inline(always)]
 pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).ifindex == ctx.ifindex()
 }
 
-/// The next hop of a packet to a client, from a look-up in the kernel's routing table with source address `node`.
-/// `ports` are the packet's ports after the translation; both are zero for a packet without ports.
+/// Returns the next hop of a packet to a client, from a look-up in the kernel's routing table with source address
+/// `node`. `ports` are the packet's ports after the translation; both are zero for a packet without ports.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
     ctx: &TcContext,
@@ -133,7 +133,7 @@ pub fn to_client<F: Family, const L2: usize>(
     // SAFETY: the context is valid, and the helper reads and writes only `lookup`, whose size is an argument.
     let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
     let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
-    // SAFETY: only the agent writes this map.
+    // SAFETY: only the agent writes this map, and the program does not read the value.
     if !is_found || unsafe { UPLINK.get(&lookup.ifindex) }.is_none() {
         return stack;
     }
@@ -152,8 +152,8 @@ pub fn mark_translated(ctx: &TcContext, config: &Config) {
     unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
 }
 
-/// Whether a packet has the mark of [`mark_translated`]. The value 0 does not count as the mark: the field is 0 in most
-/// packets, and the seed is 0 until the agent has written the configuration.
+/// Returns whether a packet has the mark of [`mark_translated`]. The value 0 does not count as the mark: the field is 0
+/// in most packets, and the seed is 0 until the agent has written the configuration.
 #[inline(always)]
 pub fn is_marked(ctx: &TcContext) -> bool {
     // SAFETY: the context is valid, and the verifier allows a program to read `skb->cb`.
@@ -196,15 +196,15 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of a GSO packet of SCTP, and
+/// Returns whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of a GSO packet of SCTP, and
 /// therefore cannot compare the segments with an MTU.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// The length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet is not a
-/// GSO packet.
+/// Returns the length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet
+/// is not a GSO packet.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);

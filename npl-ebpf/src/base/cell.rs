@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Access to map memory that other processors may write concurrently.
+//! Reads and writes map memory that other processors may write concurrently.
 //!
 //! A Rust reference to the memory of a map would assert that no other processor writes this memory. A [`Cell`] reads
 //! and writes one aligned integer with a single volatile access, so that a reader sees either the old or the new value,
@@ -48,7 +48,7 @@ impl<T: Copy> Cell<T> {
 }
 
 impl Cell<u64> {
-    /// The word `index` words after this one, in the same map element.
+    /// Returns the word `index` words after this one, in the same map element.
     #[inline(always)]
     pub const fn at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))

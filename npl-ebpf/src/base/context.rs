@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes. In the datapath programs, only this module creates
-//! pointers into packets. Other modules read packets through [`Access`] or [`load`]; of these modules, only
-//! `act::rewrite` changes packet headers, and only `state::fragment_buffer` replaces whole frames.
+//! Reads program contexts, and checks the bounds of each access to packet bytes. In the datapath programs, only this
+//! module creates pointers into packets. Other modules read packets through [`Access`] or [`load`]; of these modules,
+//! only `act::rewrite` changes packet headers, and only `state::fragment_buffer` replaces whole frames.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -18,8 +18,8 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The bits of a VLAN tag's control information that contain the VLAN identifier.
 const VLAN_ID: u32 = 0x0fff;
 
-/// The packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address, and for
-/// a packet with a VLAN tag, which the program on the VLAN device translates. A tag with VLAN 0 contains only a
+/// Returns the packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address,
+/// and for a packet with a VLAN tag, which the program on the VLAN device translates. A tag with VLAN 0 contains only a
 /// priority, so a packet with this tag counts as untagged.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
@@ -32,13 +32,14 @@ pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }
 
-/// The pointer to the packet's context that the kernel's helpers take as their first argument.
+/// Returns the pointer to the packet's context that the kernel's helpers take as their first argument.
 #[inline(always)]
 pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
     ctx.as_ptr().cast()
 }
 
-/// Payload bytes of each segment into which the kernel will segment a GSO packet; 0 for any other packet.
+/// Returns the number of payload bytes of each segment into which the kernel will segment a GSO packet; 0 for any other
+/// packet.
 #[inline(always)]
 pub fn gso_size(ctx: &TcContext) -> u32 {
     // SAFETY: the context is valid for the program's run, and the verifier allows a program to read this field of the
@@ -46,7 +47,7 @@ pub fn gso_size(ctx: &TcContext) -> u32 {
     unsafe { (*skb(ctx)).gso_size }
 }
 
-/// A pointer to `T` at `OFFSET`, if the packet's linear part contains all bytes of `T`.
+/// Returns a pointer to `T` at `OFFSET`, if the packet's linear part contains all bytes of `T`.
 #[inline(always)]
 fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*const T> {
     let start = data + OFFSET;
@@ -75,9 +76,9 @@ pub trait Access {
     fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool;
     /// Copies a header at a variable offset.
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
-    /// Length of the packet in bytes, including its link-layer header.
+    /// Returns the length of the packet in bytes, including its link-layer header.
     fn length(&self) -> u32;
-    /// Interface index of the device at whose hook the program runs.
+    /// Returns the interface index of the device at whose hook the program runs.
     fn ifindex(&self) -> u32;
 }
 
@@ -141,7 +142,7 @@ impl Access for TcContext {
 pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
 
 impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
-    /// The frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of the tag.
+    /// Returns the frame's `EtherType`; for a frame with a VLAN tag, the `EtherType` of the tag.
     #[inline(always)]
     pub fn ether_type(&self) -> Option<u32> {
         self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
@@ -184,8 +185,8 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
         true
     }
 
-    /// Always `None`: the XDP program does not parse headers at variable offsets, so the TC program translates packets
-    /// whose headers are at variable offsets.
+    /// Always returns `None`: the XDP program does not parse headers at variable offsets, so the TC program translates
+    /// packets whose headers are at variable offsets.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
         None

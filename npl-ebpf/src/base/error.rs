@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Error types that several layers of the kernel programs use.
+//! Defines error types that several layers of the kernel programs use.
 
 /// The rewrite of a packet failed, for example because a helper of the kernel could not write the packet. The packet
 /// may now be partly rewritten.

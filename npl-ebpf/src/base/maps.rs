@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The statics that declare the maps of the datapath programs. The agent pins each of these maps under its name in
+//! These statics declare the maps of the datapath programs. The agent pins each of these maps under its name in
 //! `npl_common::names`.
 //!
-//! A flood of packets cannot fill a map for long: packets create entries only in LRU hashes, from which the kernel
+//! A flood of packets cannot fill a map permanently: packets create entries only in LRU hashes, from which the kernel
 //! evicts old entries, and in arrays, in which new entries overwrite old or expired ones. The programs write each word
 //! of an array by one aligned store, so that no reader sees a half-written word.
 
@@ -63,11 +63,11 @@ pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }>
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// The flow table of UDP.
+/// The flow table of UDP; otherwise like `npl_flow_v4`.
 #[btf_map(name = "npl_udpflow_v4")]
 pub static UDP_FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_UDP_FLOWS as usize }> = LruHashMap::new();
 
-/// The flow table of SCTP.
+/// The flow table of SCTP; otherwise like `npl_flow_v4`.
 #[btf_map(name = "npl_sctpflow_v4")]
 pub static SCTP_FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_SCTP_FLOWS as usize }> = LruHashMap::new();
 
@@ -82,25 +82,28 @@ pub static HALF_OPEN_V4: Array<u64, { half_open::WORDS as usize }, { half_open::
 pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
 /// Host connections, see [`npl_common::host_connection`]. The kernel programs write this map. The agent adds
-/// connections that other software translates, and clears the map after a take-over from another ABI version.
+/// connections that other software translates, and clears the map each time that it copies entries of another ABI
+/// version's maps.
 #[btf_map(name = "npl_hostconn_v4")]
 pub static HOST_CONNECTION_V4: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
-/// Socket reverse NAT: the address that a local client's socket connected to. The kernel programs write this map.
+/// Socket reverse NAT: the address that a local client's socket connected to, see [`npl_common::socket_rnat`]. The
+/// kernel programs write this map; the agent removes entries of removed mappings.
 #[btf_map(name = "npl_sk_rnat_v4")]
 pub static SOCKET_RNAT_V4: LruHashMap<SocketRnatKeyV4, SocketRnatV4, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
-/// element when it removes a mapping.
+/// For each node port, the time of the last packet that matched no mapping. The kernel programs write this map. The
+/// agent also writes an element when it removes a mapping.
 #[btf_map(name = "npl_unmap_ts_v4")]
 pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
-/// change.
+/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates the map when
+/// devices, routes or mappings change.
 #[btf_map(name = "npl_pod_dev_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
-/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
+/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map; the agent clears it
+/// at its start.
 #[btf_map(name = "npl_reqcache_v4")]
 pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }> = Array::new();
 
@@ -141,11 +144,11 @@ pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }>
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// The flow table of UDP.
+/// The flow table of UDP; otherwise like `npl_flow_v4`.
 #[btf_map(name = "npl_udpflow_v6")]
 pub static UDP_FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_UDP_FLOWS as usize }> = LruHashMap::new();
 
-/// The flow table of SCTP.
+/// The flow table of SCTP; otherwise like `npl_flow_v4`.
 #[btf_map(name = "npl_sctpflow_v6")]
 pub static SCTP_FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_SCTP_FLOWS as usize }> = LruHashMap::new();
 
@@ -160,25 +163,28 @@ pub static HALF_OPEN_V6: Array<u64, { half_open::WORDS as usize }, { half_open::
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
 /// Host connections, see [`npl_common::host_connection`]. The kernel programs write this map. The agent adds
-/// connections that other software translates, and clears the map after a take-over from another ABI version.
+/// connections that other software translates, and clears the map each time that it copies entries of another ABI
+/// version's maps.
 #[btf_map(name = "npl_hostconn_v6")]
 pub static HOST_CONNECTION_V6: Array<u64, { host_connection::SLOTS as usize }> = Array::new();
 
-/// Socket reverse NAT: the address that a local client's socket connected to. The kernel programs write this map.
+/// Socket reverse NAT: the address that a local client's socket connected to, see [`npl_common::socket_rnat`]. The
+/// kernel programs write this map; the agent removes entries of removed mappings.
 #[btf_map(name = "npl_sk_rnat_v6")]
 pub static SOCKET_RNAT_V6: LruHashMap<SocketRnatKeyV6, SocketRnatV6, { MAX_SOCKET_RNAT as usize }> = LruHashMap::new();
 
-/// The time of the last packet to each unmapped node port. The kernel programs write this map. The agent also writes an
-/// element when it removes a mapping.
+/// For each node port, the time of the last packet that matched no mapping. The kernel programs write this map. The
+/// agent also writes an element when it removes a mapping.
 #[btf_map(name = "npl_unmap_ts_v6")]
 pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 
-/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates it when routes
-/// change.
+/// The next hops by which the programs redirect packets to Pods. The agent writes this map, and updates the map when
+/// devices, routes or mappings change.
 #[btf_map(name = "npl_pod_dev_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
-/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map.
+/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map; the agent clears it
+/// at its start.
 #[btf_map(name = "npl_reqcache_v6")]
 pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }> = Array::new();
 
@@ -196,9 +202,9 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// The CRC tables, which the agent writes once. Each element has only one word: a program would address the words of a
-/// larger element by a variable offset, and without `CAP_PERFMON`, the verifier would check the rest of the program
-/// once for each value of the offset.
+/// The `CRC32c` table, which the agent writes at its start. Each element has only one word: a program would address the
+/// words of a larger element by a variable offset, and without `CAP_PERFMON`, the verifier would check the rest of the
+/// program once for each value of the offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
@@ -207,9 +213,9 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 #[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
 
-/// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs: devices with the XDP
-/// program and, before Linux 6.6, devices on which NPL has a temporary second filter while the agent moves NPL's filter
-/// ahead of all other filters. The agent writes this map. Programs look up a device only if
+/// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs. These are devices with
+/// the XDP program and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent
+/// moves NPL's filter ahead of all other filters. The agent writes this map. Programs look up a device only if
 /// [`npl_common::config::FLAG_XDP`] is set.
 #[btf_map(name = "npl_pre_tc_devs")]
 pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
@@ -224,7 +230,8 @@ pub static FRAGMENT_BUFFER: PerCpuArray<SavedFrame, { fragment_buffer::ELEMENTS 
 #[btf_map(name = "npl_sctp_frags")]
 pub static SCTP_BUFFER: Array<SavedFrame, { fragment_buffer::SCTP_FRAGMENTS as usize }> = Array::new();
 
-/// Counters of packets, bytes and flows for each mapping. The kernel programs write this map.
+/// Counters of packets, bytes and flows for each mapping. The kernel programs write this map; the agent adds the
+/// counters of a removed mapping to a sum, and then clears them.
 #[btf_map(name = "npl_cnt_mapping")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 

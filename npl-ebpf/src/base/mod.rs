@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The lowest layer of the kernel programs: program contexts, clocks, map statics, shared map memory, counters and
-//! verdicts. This layer imports only `npl-common`.
+//! The lowest layer of the kernel programs contains program contexts, clocks, map statics, shared map memory, counters
+//! and verdicts. This layer imports only `npl-common`.
 
 pub mod cell;
 pub mod clock;

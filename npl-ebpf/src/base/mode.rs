@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Forwarding modes: how the programs forward translated packets. Each program is compiled for one forwarding mode.
+//! A forwarding mode determines how the programs forward translated packets. Each program is compiled for one
+//! forwarding mode.
 
 /// The host's stack forwards translated packets.
 pub const STACK: u8 = 0;
 /// `--forwarding redirect`: the program redirects packets from device to device where possible, bypassing the stack.
 pub const REDIRECT: u8 = 1;
 /// `--forwarding offload`: the stack forwards the first packets of each direction of a flow. For the next 256 jiffies,
-/// the program redirects packets of this direction as with [`REDIRECT`]; then the stack forwards one packet again (see
-/// [`npl_common::offload`]).
+/// the program redirects packets of this direction as with [`REDIRECT`]; then the stack forwards packets until the next
+/// observation (see [`npl_common::offload`]).
 pub const OFFLOAD: u8 = 2;
 /// Like [`STACK`]. The program also records that the stack forwarded the packet, for programs of the mode [`OFFLOAD`].
 pub const OBSERVE: u8 = 3;
 
-/// Whether programs of this mode look up the next hop of a Pod.
+/// Returns whether programs of this mode look up the next hop of a Pod.
 #[inline(always)]
 pub const fn needs_next_hop<const MODE: u8>() -> bool {
     matches!(MODE, REDIRECT | OFFLOAD)

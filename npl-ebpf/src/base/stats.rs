@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Counters per mapping and per reason, in maps with one element for each processor.
+//! Counts packets per mapping and per reason, in maps with one element for each processor.
 
 use npl_common::stats::MappingStats;
 

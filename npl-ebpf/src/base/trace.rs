@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The record of one packet and its verdict, which `path::trace` logs. Only the trace build, which has the feature
-//! `trace`, contains this module.
+//! A [`Note`] is the record of one packet and its verdict, which `path::trace` logs. Only the trace build, which has
+//! the feature `trace`, contains this module.
 //!
 //! The record is in a map, because most programs have too little free stack space for a [`Note`].
 
@@ -29,7 +29,7 @@ pub struct Note {
 #[btf_map(name = "npl_log_note")]
 static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
 
-/// This processor's record.
+/// Returns this processor's [`Note`].
 #[inline(always)]
 pub fn note() -> Option<*mut Note> {
     NOTE.get_ptr_mut(0)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Verdicts on packets, and the counting of packets under the reasons of verdicts. In the datapath programs, only this
+//! Defines verdicts on packets, and counts packets under the reasons of verdicts. In the datapath programs, only this
 //! module uses the action codes of TC and XDP.
 
 use aya_ebpf::{
@@ -24,7 +24,7 @@ pub struct Verdict(u32);
 /// An interface index that no device has.
 const NO_DEVICE: u32 = u32::MAX;
 
-/// The TC action for a fragment after the program has saved a copy of the fragment for later re-injection.
+/// Returns the TC action for a fragment after the program has saved a copy of the fragment for later re-injection.
 ///
 /// The action redirects the fragment to a nonexistent device, because the kernel counts a redirected packet as sent. If
 /// the program dropped the fragment, a local sender would get an error and stop sending the datagram's fragments.
@@ -34,7 +34,7 @@ pub fn consume() -> i32 {
     (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
 }
 
-/// Whether an action redirects a packet to another device.
+/// Returns whether an action redirects a packet to another device.
 #[inline(always)]
 pub const fn is_redirect(action: i32) -> bool {
     action == TC_ACT_REDIRECT
@@ -112,7 +112,7 @@ impl Verdict {
         self.0 >> kind::BITS
     }
 
-    /// The verdict as an integer, which can be an argument of an exported function.
+    /// Returns the verdict as an integer, which can be an argument of an exported function.
     #[cfg(not(feature = "trace"))]
     #[inline(always)]
     pub const fn bits(self) -> u32 {
@@ -131,13 +131,13 @@ impl Verdict {
         self.kind() == kind::SLOW_PATH
     }
 
-    /// Whether the packet was rewritten.
+    /// Returns whether the packet was rewritten.
     #[inline(always)]
     pub const fn is_translated(self) -> bool {
         matches!(self.kind(), kind::TRANSLATED | kind::REDIRECTED)
     }
 
-    /// Whether the packet bypasses the host's stack.
+    /// Returns whether the packet bypasses the host's stack.
     #[inline(always)]
     pub const fn is_redirected(self) -> bool {
         self.kind() == kind::REDIRECTED
@@ -168,8 +168,8 @@ impl Verdict {
         }
     }
 
-    /// The XDP action of the verdict. Counts only the reason of a dropped packet: a packet that passes unchanged
-    /// reaches the TC program, which counts the packet's reason.
+    /// Returns the XDP action of the verdict. Counts only the reason of a dropped packet: a packet that passes
+    /// unchanged reaches the TC program, which counts the packet's reason.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {

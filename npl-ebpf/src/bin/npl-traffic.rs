@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Kernel programs of the bench: an XDP program generates packets, and a TC program counts the packets that arrive at
-//! the Pod's device.
+//! The kernel programs of `npl-bench`: an XDP program generates packets, and a TC program counts the packets that
+//! arrive at the Pod's device.
 //!
 //! Sending a packet from a socket in user space takes more CPU time than the whole measured path. `BPF_PROG_TEST_RUN`
 //! with live frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With
@@ -74,7 +74,7 @@ struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame must have the size of the template");
 
-/// Position of the TCP checksum, in 16-bit words after the ports.
+/// Positions of the TCP checksum and of the UDP checksum, in 16-bit words after the ports.
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
@@ -209,7 +209,7 @@ fn arrived(ctx: &TcContext) -> Option<()> {
     Some(())
 }
 
-/// A pointer to a `T` at the beginning of a packet, if the packet is long enough.
+/// Returns a pointer to a `T` at the beginning of a packet, if the packet is long enough.
 #[inline(always)]
 fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
     if start + size_of::<T>() > end { None } else { Some(start as *mut T) }

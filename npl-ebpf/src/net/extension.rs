@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv6 extension headers.
+//! Parses IPv6 extension headers.
 
 use core::mem::transmute;
 
@@ -89,19 +89,19 @@ impl ChainEnd {
         Self(l4 | fragment_header << 16 | (protocol as u64) << 32)
     }
 
-    /// Offset in bytes of the transport header or, in a later fragment, of the end of the fragment header.
+    /// Returns the offset in bytes of the transport header or, in a later fragment, of the end of the fragment header.
     #[inline(always)]
     const fn l4(&self) -> usize {
         self.0 as u16 as usize
     }
 
-    /// Offset in bytes of the last fragment header; 0 if there is none.
+    /// Returns the offset in bytes of the last fragment header; 0 if there is none.
     #[inline(always)]
     const fn fragment_header(&self) -> usize {
         (self.0 >> 16) as u16 as usize
     }
 
-    /// The protocol number after the chain.
+    /// Returns the protocol number after the chain.
     #[inline(always)]
     const fn protocol(&self) -> u8 {
         (self.0 >> 32) as u8
@@ -156,7 +156,7 @@ extern "C" fn npl_ext_fragment(skb: *mut __sk_buff, at: u64) -> u64 {
     context::load::<u64>(&TcContext::new(skb), (at & 0xffff) as usize).unwrap_or(0)
 }
 
-/// Whether `protocol` is the number of an extension header that the programs parse.
+/// Returns whether `protocol` is the number of an extension header that the programs parse.
 #[inline(always)]
 pub const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Traits that IPv4 and IPv6 implement: addresses and header layout. The code that tracks and translates
-//! packets (`path/request.rs`, `path/reply.rs`, `act`) is generic over these traits.
+//! IPv4 and IPv6 implement these traits, which describe addresses and header layout. The code that tracks and
+//! translates packets (`path/request.rs`, `path/reply.rs`, `act`) is generic over these traits.
 
 use aya_ebpf::programs::TcContext;
 
@@ -10,18 +10,18 @@ use crate::base::{context::Access, error::Unparsed};
 pub trait Addressing: Sized {
     type Addr: Copy + PartialEq;
 
-    /// The address in which every 32-bit word is `word`.
+    /// Returns the address in which every 32-bit word is `word`.
     fn of_repeated(word: u32) -> Self::Addr;
-    /// Contribution of an address to the sum of an Internet checksum. The contributions of two addresses, plus two
-    /// 16-bit words, fit in 32 bits.
+    /// Returns the contribution of an address to the sum of an Internet checksum. The contributions of two addresses,
+    /// plus two 16-bit words, fit in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
-    /// Change of the sum of an Internet checksum if the address `new` replaces `old`.
+    /// Returns the change of the sum of an Internet checksum if the address `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
-    /// The seeded hash of a flow: client address, Pod address, ports and protocol.
+    /// Returns the seeded hash of a flow: client address, Pod address, ports and protocol.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
     /// Replaces the unspecified address by the loopback address, as the kernel does when a socket connects.
     fn unspecified_as_loopback(addr: Self::Addr) -> Self::Addr;
-    /// Whether the address is a loopback address.
+    /// Returns whether the address is a loopback address.
     fn is_loopback(addr: Self::Addr) -> bool;
 }
 
@@ -53,7 +53,7 @@ pub trait HeaderLayout: Addressing {
     /// header. `None` if the packet has no IP header, if the headers are cut off, if there are too many extension
     /// headers, or if a source route has segments left.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
-    /// Whether an ICMP type is that of an error message.
+    /// Returns whether an ICMP type is that of an error message.
     fn is_error(kind: u8) -> bool;
     /// Copies the transport header of a packet whose IP header has no options.
     fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
@@ -63,15 +63,16 @@ pub trait HeaderLayout: Addressing {
     /// Returns [`Self::Tail`] with new addresses. `difference` is the checksum contribution of the new addresses minus
     /// that of the old addresses.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
-    /// The change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the change of
-    /// the addresses' checksum contribution. `ttl_fields` are the fields after the rewrite; the packet itself still has
-    /// the fields from before the rewrite.
+    /// Returns the change of `skb->csum` by a rewrite that also updates the transport checksum. `difference` is the
+    /// change of the addresses' checksum contribution. `ttl_fields` are the fields after the rewrite; the packet itself
+    /// still has the fields from before the rewrite.
     fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
-    /// `ttl_fields` with a decremented TTL (IPv6: hop limit); `None` if the TTL would reach 0.
+    /// Returns `ttl_fields` with a decremented TTL (IPv6: hop limit); `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
-    /// The length of a packet in bytes according to its IP header, which starts at offset `L2`.
+    /// Returns the length of a packet in bytes according to its IP header, which starts at offset `L2`.
     fn packet_length<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields) -> Option<u16>;
-    /// The destination of a packet whose extension headers [`Self::parse_chain`] could not parse; `None` in IPv4.
+    /// Returns the destination of a packet whose extension headers [`Self::parse_chain`] could not parse; `None` in
+    /// IPv4.
     #[inline(always)]
     fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {
         None
@@ -103,7 +104,8 @@ pub struct HeaderChain<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> HeaderChain<F> {
-    /// Length in bytes of the whole datagram without IP headers, if this packet is the datagram's last fragment.
+    /// Returns the length in bytes of the whole datagram without IP headers, if this packet is the datagram's last
+    /// fragment.
     #[inline(always)]
     pub const fn datagram_length(&self) -> usize {
         self.fragment.offset as usize + self.end - self.headers.l4
@@ -143,7 +145,7 @@ pub struct SocketAddr<F: Addressing> {
 }
 
 impl<F: Addressing> SocketAddr<F> {
-    /// Whether two values have the same address and port.
+    /// Returns whether two values have the same address and port.
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
         self.addr == other.addr && self.port == other.port

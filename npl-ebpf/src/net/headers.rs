@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Transport headers. All fields are in network byte order, as loaded from the packet.
+//! Defines transport headers. All fields are in network byte order, as loaded from the packet.
 
 use npl_common::mapping::protocol;
 
@@ -17,7 +17,7 @@ impl Ports {
     /// The value for a packet without ports.
     pub const NONE: Self = Self { source: 0, destination: 0 };
 
-    /// The source and the destination port in one 32-bit word.
+    /// Returns the source and the destination port in one 32-bit word.
     #[inline(always)]
     pub const fn as_u32(self) -> u32 {
         self.source as u32 | (self.destination as u32) << u16::BITS
@@ -39,7 +39,7 @@ pub struct TcpHeader {
 }
 
 impl TcpHeader {
-    /// Length of the header in bytes, including its options.
+    /// Returns the length of the header in bytes, including its options.
     #[inline(always)]
     pub const fn length(&self) -> usize {
         (self.offset >> 4) as usize * 4
@@ -65,13 +65,13 @@ pub struct IcmpHeader {
     pub body: u32,
 }
 
-/// Whether the fast path translates packets of this protocol.
+/// Returns whether the fast path translates packets of this protocol.
 #[inline(always)]
 pub const fn is_fast_path_protocol(protocol: u8) -> bool {
     matches!(protocol, protocol::TCP | protocol::UDP)
 }
 
-/// Whether mappings can have this protocol.
+/// Returns whether mappings can have this protocol.
 #[inline(always)]
 pub const fn has_ports(protocol: u8) -> bool {
     is_fast_path_protocol(protocol) || protocol == protocol::SCTP

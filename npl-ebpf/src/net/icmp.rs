@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports that the packet
-//! had when the sender of the error received it.
+//! Parses ICMP errors, and the packets that ICMP errors quote. The quoted packet has the addresses and ports that the
+//! packet had when the sender of the error received it.
 
 use core::{mem::offset_of, num::NonZeroUsize};
 
@@ -30,7 +30,7 @@ pub struct IcmpError<F: HeaderLayout> {
     pub quote: Packet<F>,
 }
 
-/// The ICMP header of a packet, if the packet is an ICMP error.
+/// Returns the ICMP header of a packet, if the packet is an ICMP error.
 #[inline(always)]
 pub fn error_header<F: HeaderLayout>(ctx: &TcContext, outer: &HeaderChain<F>) -> Option<IcmpHeader> {
     let header = context::load::<IcmpHeader>(ctx, outer.headers.l4)?;
@@ -56,9 +56,9 @@ pub fn parse_quote<F: HeaderLayout>(
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
 }
 
-/// The sequence and acknowledgement numbers of the quoted segment. According to RFC 792, a quote has at least 8 bytes
-/// of the transport header, and these bytes include TCP's sequence number. A number that lies after the end of the
-/// packet counts as 0.
+/// Returns the sequence and acknowledgement numbers of the quoted segment. According to RFC 792, a quote has at least 8
+/// bytes of the transport header, and these bytes include TCP's sequence number. A number that lies after the end of
+/// the packet counts as 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. This layer imports only `base`, and accesses no map.
+//! This layer defines and parses packet headers: IPv4, IPv6, TCP, UDP, SCTP and ICMP. The layer imports only `base`,
+//! and accesses no map.
 
 mod extension;
 pub mod family;

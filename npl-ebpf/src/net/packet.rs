@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Parsing of packets with ports. A program parses each packet once, and all later steps use the parsed [`Packet`].
+//! Parses packets with ports. A program parses each packet once, and all later steps use the parsed [`Packet`].
 
 use core::num::NonZeroUsize;
 
@@ -85,15 +85,15 @@ impl<F: HeaderLayout> Packet<F> {
         Some(Self { l3: chain.l3, headers: chain.headers, ports, end, header_length, is_truncated, segment })
     }
 
-    /// A copy of this parsed packet with other TTL fields.
+    /// Returns a copy of this parsed packet with other TTL fields.
     #[inline(always)]
     pub fn with(&self, ttl_fields: F::TtlFields) -> Self {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
     }
 
-    /// Flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if the packet
-    /// cannot be translated, because it ends within its transport header, or because the length of the SCTP datagram is
-    /// unknown.
+    /// Returns the flags and numbers of a TCP segment, or the equivalents of an SCTP packet: see [`Segment`]. `Err` if
+    /// the packet cannot be translated, because it ends within its transport header, or because the length of the SCTP
+    /// datagram is unknown.
     #[inline(always)]
     pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {
@@ -112,7 +112,7 @@ impl<F: HeaderLayout> Packet<F> {
         segment.ok_or(Reason::Truncated)
     }
 
-    /// Number of payload bytes in a SYN of the fast path (TCP Fast Open).
+    /// Returns the number of payload bytes in a SYN of the fast path (TCP Fast Open).
     #[inline(always)]
     pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
         let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);

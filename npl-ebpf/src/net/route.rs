@@ -32,16 +32,16 @@ pub const EMPTY: RouteLookup = FibLookup {
 
 /// Route look-ups of one IP family.
 pub trait Routing: HeaderLayout {
-    /// The parameters of a route look-up for a packet from `source` to `destination`. Parameters other than the two
-    /// addresses come from the IP header at offset `L2`.
+    /// Returns the parameters of a route look-up for a packet from `source` to `destination`. Parameters other than the
+    /// two addresses come from the IP header at offset `L2`.
     fn route_lookup<const L2: usize>(
         ctx: &TcContext,
         source: Self::Addr,
         destination: Self::Addr,
     ) -> Option<RouteLookup>;
-    /// The next hop's address in the result of a route look-up; `None` if the next hop has an address of the other IP
-    /// family.
+    /// Returns the next hop's address in the result of a route look-up; `None` if the next hop has an address of the
+    /// other IP family.
     fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;
-    /// A neighbor, as the argument of `bpf_redirect_neigh`.
+    /// Returns a neighbor, as the argument of `bpf_redirect_neigh`.
     fn redirect_neighbor(addr: Self::Addr) -> bpf_redir_neigh;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv4 headers: reading and rewriting.
+//! Reads and rewrites IPv4 headers.
 
 use core::mem::offset_of;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv6 headers: reading and rewriting.
+//! Reads and rewrites IPv6 headers.
 
 use core::mem::offset_of;
 
@@ -143,7 +143,8 @@ impl HeaderLayout for V6 {
             end: 0,
         };
         skip_extensions(ctx, &mut chain)?;
-        // The end is computed last, because the callers have no free stack space during the function call.
+        // The end is computed after the function call, because the callers have no free stack space to keep the end
+        // during the call.
         chain.end = l3 + LENGTH + usize::from(u16::from_be(ttl_fields.payload_length));
         Some(chain)
     }
@@ -231,7 +232,7 @@ impl Routing for V6 {
     }
 }
 
-/// Length of a packet in bytes, including the IPv6 header.
+/// Returns the length of a packet in bytes, including the IPv6 header.
 #[inline(always)]
 const fn packet_length(ttl_fields: TtlFields) -> u16 {
     u16::from_be(ttl_fields.payload_length).saturating_add(LENGTH as u16)

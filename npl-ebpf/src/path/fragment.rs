@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of later fragments of requests and replies, according to the record of the datagram's first fragment. A
+//! Translates later fragments of requests and replies, according to the record of the datagram's first fragment. A
 //! later fragment contains neither ports nor a transport checksum, so only its IP header is rewritten.
 
 use aya_ebpf::programs::TcContext;

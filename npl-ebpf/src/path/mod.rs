@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The steps of each kind of program: requests, replies, the slow path, XDP, stack observations for offload, and
-//! sockets of local clients. This layer imports `base`, `net`, `state` and `act`.
+//! This layer contains the steps of each kind of program: requests, replies, the slow path, XDP, stack observations for
+//! offload, and sockets of local clients. The layer imports `base`, `net`, `state` and `act`.
 
 mod fragment;
 pub mod hook;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Stack observations of requests, for `--forwarding offload`. The program records that the host's stack forwarded a
-//! request. This program runs at TC egress of a Pod-facing device, after the host's stack, and changes no packet.
+//! Makes stack observations of requests, for `--forwarding offload`. The program records that the host's stack
+//! forwarded a request. The program runs at TC egress of a Pod-facing device, after the host's stack, and changes no
+//! packet.
 
 use aya_ebpf::programs::TcContext;
 

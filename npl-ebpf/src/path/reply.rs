@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of replies from Pods to clients. The program rewrites only packets whose flow has a conntrack entry.
-//! Packets without a conntrack entry pass unchanged.
+//! Translates replies from Pods to clients. The program rewrites only packets whose flow has a conntrack entry. Packets
+//! without a conntrack entry pass unchanged.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
@@ -178,8 +178,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The endpoint (Pod address, port and protocol) that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The flow's entry in the half-open cache, if the reply cache has a valid copy of the flow's endpoint; otherwise
-    /// 0. A valid copy proves that the flow is established.
+    /// The flow's entry in the half-open cache; the value is 0 if the reply cache has no valid copy of the flow's
+    /// endpoint. A valid copy proves that the flow is established.
     entry: u64,
 }
 
@@ -219,7 +219,7 @@ enum FlowSource {
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
     /// The flow table's entry if the entry was found in the flow table ([`FlowSource::FlowTable`]); otherwise a pointer
-    /// to unused memory of the same size.
+    /// to other memory that is at least as large, which the program does not read.
     table_entry: *mut F::FlowEntry,
     /// If the entry was found in the half-open cache ([`FlowSource::HalfOpenCache`]), the slot that contains the entry;
     /// otherwise the flow's own slot of the half-open cache.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of requests from a node port to a Pod. The mapping alone determines each request's new destination, so a
+//! Translates requests from a node port to a Pod. The mapping alone determines each request's new destination, so a
 //! request needs no conntrack entry.
 
 use aya_ebpf::programs::TcContext;
@@ -203,10 +203,10 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// For a packet that matches no mapping: ends the translated UDP flow with the same flow tuple, if the client now sends
-/// to the Pod directly. `is_tracked` returns whether another program of NPL has already tracked the packet on this
-/// device: see [`xdp::translates_before`]. NPL detects a direct TCP connection or SCTP association later, by the Pod's
-/// SYN-ACK or INIT ACK.
+/// For a packet that matches no mapping: if the packet is a datagram that a client sends to a Pod directly, removes the
+/// entries of the translated UDP flow with the same flow tuple. `is_tracked` returns whether another program of NPL has
+/// already tracked the packet on this device: see [`xdp::translates_before`]. NPL detects a direct TCP connection or
+/// SCTP association later, by the Pod's SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The slow path, for ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
+//! The slow path handles ICMP errors, fragments, SCTP, and packets with IPv4 options or IPv6 extension headers.
 //!
 //! The slow path is a separate program, which the fast path tail-calls: few packets need the slow path, and a
 //! tail-called program can use the whole BPF stack. The steps of the slow path are functions that are not inlined,
@@ -163,8 +163,8 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
         return trace::decide(Verdict::UNRELATED);
     };
-    // A packet whose header or length is unknown, such as a first fragment of SCTP, creates no record. Other packets of
-    // the connection create the record.
+    // A packet with an incomplete transport header or an unknown length, such as a first fragment of SCTP, creates no
+    // record. Other packets of the connection create the record.
     if let Ok(segment) = packet.segment(ctx) {
         host_connection::record_leaving(&packet, segment);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! NAT for local clients, which run on the Node itself or in its Pods. Packets of local clients to local Pods pass
-//! through no uplink, so cgroup programs translate the address in the system call. The socket connects to the Pod
-//! directly, and socket reverse NAT shows the client the address that the client connected to.
+//! Translates addresses for local clients, which run on the Node itself or in its Pods. Packets of local clients to
+//! local Pods pass through no uplink, so cgroup programs translate the address in the system call. The socket connects
+//! to the Pod directly, and socket reverse NAT shows the client the address that the client connected to.
 
 use aya_ebpf::{
     EbpfContext,
@@ -114,7 +114,8 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
     }
 }
 
-/// Removes the socket reverse NAT entries of a closed socket.
+/// For a closed socket, removes the socket reverse NAT entry that names the socket's last Pod, and the entry of this
+/// Pod.
 #[inline(always)]
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
@@ -125,8 +126,9 @@ pub fn release(ctx: &SockContext) {
     }
 }
 
-/// Removes the socket reverse NAT entries of a socket from the map of one IP family. An IPv6 socket that sends to
-/// IPv4-mapped addresses has entries in the IPv4 map.
+/// Removes two socket reverse NAT entries of a socket from the map of one IP family: the entry that names the Pod to
+/// which the socket last connected or sent, and the entry of this Pod. An IPv6 socket that sends to IPv4-mapped
+/// addresses has entries in the IPv4 map.
 #[inline(always)]
 fn release_entries<F: Family>(socket: u64) {
     let last = last_pod::<F>(socket);
@@ -138,7 +140,7 @@ fn release_entries<F: Family>(socket: u64) {
     }
 }
 
-/// The key of the socket reverse NAT entry whose value is the Pod to which a socket last connected or sent.
+/// Returns the key of the socket reverse NAT entry whose value is the Pod to which a socket last connected or sent.
 #[inline(always)]
 fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
     // The address in the key is a part of the socket cookie instead of the unspecified address. To write the zero bytes
@@ -149,7 +151,7 @@ fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
 
 /// Replaces the Pod's address by the address that the client connected to. At `recvmsg`, also records a sender with a
 /// node address and a port of the node port range, so that answers to this sender are not translated. If the socket has
-/// sent through a mapping, the sender is not recorded.
+/// sent through a mapping, the program does not record the sender.
 #[inline(always)]
 pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
@@ -175,7 +177,7 @@ pub fn reply6(ctx: &SockAddrContext, kind: ReplyCall) {
     }
 }
 
-/// Whether `address` is a node address with a port of the node port range.
+/// Returns whether `address` is a node address with a port of the node port range.
 #[inline(always)]
 fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
     CONFIG
@@ -183,7 +185,7 @@ fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
         .is_some_and(|config| config.contains(address.port) && F::node_address_index(config, address.addr).is_some())
 }
 
-/// The Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
+/// Returns the Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
@@ -204,16 +206,16 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The program checks whether the allow-list contains the node address: for a connection to a node address, the
-    // kernel chooses this address also as the source.
+    // The program checks whether the allow-list contains the node address: for a connection from the Node to a node
+    // address, the kernel chooses this address also as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
-/// Removes the socket reverse NAT entry of a socket that sent to a Pod through a mapping and now sends to the Pod
-/// directly.
+/// Removes the entry of a Pod that a socket has reached through a mapping, because the socket now connects or sends to
+/// the Pod directly.
 ///
-/// At `sendmsg`, the entry of a connected socket is kept: for an IPv6 socket that is connected to an IPv4 Pod, the
-/// kernel runs the IPv4 program with the Pod's address at each send, although the client used a mapping.
+/// At `sendmsg`, the program keeps the entry of a connected socket. For an IPv6 socket that is connected to an IPv4
+/// Pod, the kernel runs the IPv4 program with the Pod's address at each send, even if the client used a mapping.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {
@@ -230,7 +232,7 @@ fn is_connected(ctx: &SockAddrContext) -> bool {
     state == CONNECTED
 }
 
-/// Whether the caller's socket is in the host's network namespace. Each network namespace has its own loopback
+/// Returns whether the caller's socket is in the host's network namespace. Each network namespace has its own loopback
 /// addresses.
 #[inline(always)]
 fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
@@ -238,14 +240,14 @@ fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
     config.netns_cookie != 0 && config.netns_cookie == unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
 }
 
-/// The cookie by which the kernel identifies the socket.
+/// Returns the cookie by which the kernel identifies the socket.
 #[inline(always)]
 fn socket(ctx: &impl EbpfContext) -> u64 {
     // SAFETY: the kernel passed this context to the program.
     unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
 
-/// The socket's protocol; `None` for a number above 255, such as MPTCP's.
+/// Returns the socket's protocol; `None` for a number above 255, such as MPTCP's.
 #[inline(always)]
 fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
     // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.
@@ -253,7 +255,7 @@ fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
     u8::try_from(protocol).ok()
 }
 
-/// The port in the address of a system call, in host byte order.
+/// Returns the port in the address of a system call, in host byte order.
 #[inline(always)]
 fn port(call: *const bpf_sock_addr) -> u16 {
     // SAFETY: the verifier allows each cgroup program of this module to read this field of the kernel's context.

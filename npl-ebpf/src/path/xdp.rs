@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translation of fast-path requests at the XDP hook, before the kernel allocates an skb. The program translates or
-//! drops a fast-path request; frames that it neither translates nor drops pass unchanged to the program at TC ingress.
-//! A translated frame has the Pod's address as destination, so the program at TC ingress passes the frame unchanged,
-//! like a direct packet to the Pod.
+//! Translates fast-path requests at the XDP hook, before the kernel allocates an skb. The program translates or drops a
+//! fast-path request; frames that it neither translates nor drops pass unchanged to the program at TC ingress. A
+//! translated frame has the Pod's address as destination, so the program at TC ingress passes the frame unchanged, like
+//! a direct packet to the Pod.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
@@ -23,11 +23,12 @@ use crate::{
     state::maps::Family,
 };
 
-/// Whether another program of NPL may have translated this packet before this TC program: the XDP program or, before
-/// Linux 6.6, the temporary second filter that NPL has while the agent moves NPL's filter ahead of all other filters.
+/// Returns whether another program of NPL may have translated this packet before this TC program. The other program is
+/// the XDP program or, before Linux 6.6, NPL's temporary second filter, which exists while the agent moves NPL's filter
+/// ahead of all other filters.
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
-    // SAFETY: only the agent writes this map, and all values in the map are the same.
+    // SAFETY: only the agent writes this map, and the program does not read the value.
     config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Conntrack entries in the flow table, see [`npl_common::flow`]. Several processors may write the fields of an entry
-//! at the same time.
+//! Reads and writes conntrack entries in the flow table, see [`npl_common::flow`]. Several processors may write the
+//! fields of an entry at the same time.
 
 use npl_common::{
     conntrack::{Action, Event, Segment, State, step},
@@ -13,20 +13,21 @@ use crate::base::{
     clock::{jiffies, nanoseconds},
 };
 
-/// The NAT address of an entry in the flow table.
+/// Returns the NAT address of an entry in the flow table.
 #[inline(always)]
 pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     let port = field!(flow_state::<F>(entry), node_port).load();
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
 }
 
-/// The first part of an entry, which IPv4 and IPv6 entries have in common.
+/// Returns the first part of an entry, which IPv4 and IPv6 entries have in common.
 #[inline(always)]
 pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
     entry.cast()
 }
 
-/// The state of an entry, built from the entry's TCP flags, as the argument of the state machine's function [`step`].
+/// Returns the state of an entry, built from the entry's TCP flags, as the argument of the state machine's function
+/// [`step`].
 #[inline(always)]
 pub fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
@@ -58,8 +59,8 @@ pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>
     true
 }
 
-/// A new entry for a flow that a packet establishes. `segment` is this packet's segment if the client sent the packet,
-/// and [`Segment::DATAGRAM`] if the Pod sent the packet.
+/// Returns a new entry for a flow that a packet establishes. `segment` is this packet's segment if the client sent the
+/// packet, and [`Segment::DATAGRAM`] if the Pod sent the packet.
 #[inline(always)]
 pub fn new_entry<F: Family>(nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
     let state = FlowState {

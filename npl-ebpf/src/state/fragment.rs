@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Fragment tracking, see [`npl_common::fragment`]. Only the first fragment of a datagram has ports, so the programs
+//! Tracks fragments, see [`npl_common::fragment`]. Only the first fragment of a datagram has ports, so the programs
 //! translate later fragments according to a record of the first fragment.
 
 use npl_common::{
@@ -13,15 +13,15 @@ use crate::{
     net::family::HeaderChain,
 };
 
-/// The hash that identifies a datagram in fragment tracking. `end` states whether the program rewrites the source or
-/// the destination.
+/// Returns the hash that identifies a datagram in fragment tracking. `end` states whether the program rewrites the
+/// source or the destination.
 #[inline(always)]
 pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u64 {
     let rest = u64::from(chain.fragment.id) << 32 | u64::from(chain.fragment.protocol) << 8 | u64::from(end);
     F::hash(config.seed, chain.headers.source, chain.headers.destination, rest)
 }
 
-/// The record of a datagram's first fragment; `None` if there is no record, or if it has expired.
+/// Returns the record of a datagram's first fragment; `None` if there is no record, or if the record has expired.
 #[inline(always)]
 pub fn record<F: Family>(hash: u64) -> Option<Record> {
     let slot = F::fragment(fragment::slot(hash))?;
@@ -32,8 +32,8 @@ pub fn record<F: Family>(hash: u64) -> Option<Record> {
 #[inline(always)]
 pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
-    // If the node address has no index, it was removed from the Node. No record is then written, so the later fragments
-    // are not translated.
+    // If the node address has no index, the address was removed from the Node. The program then writes no record, so
+    // the later fragments are not translated.
     if let Some(address_index) = F::node_address_index(config, nat.addr) {
         store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
     }
@@ -60,7 +60,7 @@ pub fn record_by_stack<F: Family>(hash: u64) {
     }
 }
 
-/// Whether the host's stack forwarded the first fragment.
+/// Returns whether the host's stack forwarded the first fragment.
 #[inline(always)]
 pub fn is_by_stack<F: Family>(hash: u64) -> bool {
     F::fragment(fragment::slot(hash)).is_some_and(|slot| fragment::is_by_stack(slot.load()))

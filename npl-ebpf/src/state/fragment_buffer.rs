@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The fragment buffer: copies of early fragments, which arrive before the first fragment of their datagram. An early
-//! fragment cannot be translated on arrival, because only the first fragment has ports.
+//! The fragment buffer contains copies of early fragments, which arrive before the first fragment of their datagram. An
+//! early fragment cannot be translated on arrival, because only the first fragment has ports.
 //!
 //! The early fragment itself is passed to the host unchanged. After the first fragment is translated, each saved copy
 //! in turn overwrites the first fragment's skb, and is re-injected at the same hook.
@@ -19,8 +19,8 @@ use npl_common::{
 
 use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::RewriteError, maps::FRAGMENT_BUFFER};
 
-/// The key of a datagram's saved fragments. The key depends on the hook (`on_arrival` is true at ingress), because a
-/// copy may be re-injected only at the hook at which the copy was saved.
+/// Returns the key of a datagram's saved fragments. The key depends on the hook (`on_arrival` is true at ingress),
+/// because a copy may be re-injected only at the hook at which the copy was saved.
 #[inline(always)]
 pub const fn key(hash: u64, on_arrival: bool) -> u64 {
     if on_arrival { hash } else { !hash }
@@ -51,7 +51,7 @@ pub fn note_translated(hash: u64, on_arrival: bool) {
     }
 }
 
-/// The key that [`note_translated`] stored, or 0.
+/// Returns the key that [`note_translated`] stored, or 0.
 #[inline(always)]
 pub fn noted() -> u64 {
     FRAGMENT_BUFFER.get_ptr_mut(CURSOR).map_or(0, |cursor| field!(cursor, hash).load())
@@ -149,9 +149,9 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Length of a saved frame in bytes. The element stores the length minus the minimum length, so that one comparison
-/// proves both bounds of the length to the verifier. The compiler would merge two comparisons into a form from which
-/// the verifier learns neither bound.
+/// Returns the length of a saved frame in bytes. The element stores the length minus the minimum length, so that one
+/// comparison proves both bounds of the length to the verifier. The compiler would merge two comparisons into a form
+/// from which the verifier learns neither bound.
 #[inline(always)]
 fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
     let excess = field!(frame, excess).load();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Slots of the half-open cache, see [`npl_common::half_open`].
+//! Looks up slots of the half-open cache, see [`npl_common::half_open`].
 //!
 //! A flow's slot contains a copy of the flow's entry in the flow table. If the agent or a program removes the entry
 //! from the flow table, the copy gets another phase or is cleared. A handshake's slot contains an entry with one of
@@ -24,21 +24,22 @@ pub type Slot = (Cell<u64>, u32);
 /// An index that no slot of the half-open cache has.
 const NONE: u32 = u32::MAX;
 
-/// The slot of an established flow. The slot may contain the copy of another flow's entry.
+/// Returns the slot of an established flow. The slot may contain an entry of another flow.
 #[inline(always)]
 pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
     let index = half_open::slot(hash);
     Some((F::half_open(index)?, index))
 }
 
-/// The slot that contains a handshake's entry or, if the cache has no entry of the handshake, the slot for a new entry.
+/// Returns the slot that contains a handshake's entry or, if the cache has no entry of the handshake, the slot for a
+/// new entry.
 #[inline(always)]
 pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// The slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake or, if the cache has no
-/// such entry, the slot for a new entry.
+/// Returns the slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake or, if the
+/// cache has no such entry, the slot for a new entry.
 #[inline(always)]
 pub fn of_datagram_flow<F: Family>(hash: u64) -> Option<Slot> {
     choose::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash))
@@ -58,15 +59,15 @@ fn choose<F: Family>(key: u64, first: u32, second: u32) -> Option<Slot> {
     if is_other { Some((other, second)) } else { Some((slot, first)) }
 }
 
-/// The slot that contains the entry of a handshake; `None` if the cache has no entry of the handshake.
+/// Returns the slot that contains the entry of a handshake; `None` if the cache has no entry of the handshake.
 #[inline(always)]
 pub fn find_handshake<F: Family>(key: u64) -> Option<Slot> {
     let index = handshake_index::<F>(key);
     if index == NONE { None } else { Some((F::half_open(index)?, index)) }
 }
 
-/// The slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake; `None` if the cache
-/// has no such entry.
+/// Returns the slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake; `None` if the
+/// cache has no such entry.
 #[inline(always)]
 pub fn find_datagram_flow<F: Family>(hash: u64) -> Option<Cell<u64>> {
     // The array has no element with the index [`NONE`].
@@ -117,8 +118,8 @@ fn index_of<F: Family>(key: u64, first: u32, second: u32) -> u32 {
     NONE
 }
 
-/// The NAT address of an entry in the half-open cache, if the entry's node port is still mapped to this Pod and Pod
-/// port.
+/// Returns the NAT address of an entry in the half-open cache, if the entry's node port is still mapped to this Pod and
+/// Pod port.
 #[inline(always)]
 pub fn half_open_nat<F: Family>(
     entry: u64,

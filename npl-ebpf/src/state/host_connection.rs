@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Records of host connections, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote
+//! Records host connections, see [`npl_common::host_connection`]. The flow tuple of a host connection has the remote
 //! host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{
@@ -16,20 +16,19 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
-/// the record contains this address; if not, the record contains the Node's primary address. NPL may have translated a
+/// the packet is recorded under this address; otherwise, under the Node's primary address. NPL may have translated a
 /// reply already on another device: on the Pod's device in redirect mode, or on an upper device such as a VLAN. Such a
 /// reply is not recorded.
 ///
-/// A RST is not recorded, because the host also sends a RST to a client of an unmapped port, and this client has no
-/// host connection.
+/// A RST is not recorded, because the host answers a client of an unmapped port with a RST, and this client has no host
+/// connection.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
-    // A program after this one on the hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the
-    // Node's primary address and, if possible, the same source port, so the program records the packet under this
-    // address.
+    // A later program on this hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the Node's
+    // primary address and, if possible, the same source port, so the packet is recorded under the primary address.
     let is_of_node = F::node_address_index(config, headers.source).is_some();
     let node = if is_of_node { Some(headers.source) } else { F::primary(config) };
     let Some(node) = node else { return };
@@ -57,8 +56,8 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     }
 }
 
-/// Whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of the
-/// record.
+/// Returns whether a packet without a conntrack entry belongs to a recorded host connection. Updates the duration of
+/// the record.
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);
@@ -78,8 +77,8 @@ pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, prot
     is_at(first) || is_at(second)
 }
 
-/// The slot that contains the record of a host connection or, if the connection has no record, the slot for a new
-/// record.
+/// Returns the slot that contains the record of a host connection or, if the connection has no record, the slot for a
+/// new record.
 #[inline(always)]
 fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     let first = F::host_connection(host_connection::slot(hash))?;
@@ -87,8 +86,8 @@ fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     Some(if host_connection::is_second(first.load(), second.load(), hash, now) { second } else { first })
 }
 
-/// Whether a packet that leaves from a node port is a reply of the mapped Pod. The Pod's SYN-ACK belongs to a flow only
-/// if its acknowledgement number is that of a handshake.
+/// Returns whether a packet that leaves from a node port is a reply of the mapped Pod. The Pod's SYN-ACK belongs to a
+/// flow only if its acknowledgement number is that of a handshake.
 #[inline(always)]
 fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };

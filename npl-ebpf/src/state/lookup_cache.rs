@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The lookup caches of requests and of replies, see [`npl_common::lookup_cache`].
+//! Reads and writes the lookup caches of requests and of replies, see [`npl_common::lookup_cache`].
 
 use npl_common::{
     config::Config,
@@ -34,8 +34,8 @@ impl Epoch {
     }
 }
 
-/// The Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. The function reads both from the
-/// lookup cache; on a miss, it reads both from the maps, and copies them to the cache.
+/// Returns the Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. The function reads both
+/// from the lookup cache; on a miss, it reads both from the maps, and copies them to the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;

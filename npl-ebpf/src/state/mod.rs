@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The state that the kernel programs keep between packets: connection tracking, fragment tracking, lookup caches, host
-//! connections. This layer imports `base` and `net`.
+//! This layer keeps the state of the kernel programs between packets: connection tracking, fragment tracking, lookup
+//! caches and host connections. The layer imports `base` and `net`.
 
 pub mod conntrack;
 pub mod flow_entry;

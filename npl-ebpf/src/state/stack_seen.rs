@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Stack observations for `--forwarding offload`, see [`npl_common::offload`].
+//! Reads and writes stack observations for `--forwarding offload`, see [`npl_common::offload`].
 
 use npl_common::{
     half_open,
@@ -61,8 +61,8 @@ impl ObservedFlow {
         Some(Self { seen: F::stack_seen(half_open::slot(hash))?, tag: offload::tag(hash, generation) })
     }
 
-    /// The words of the flow's slot: first the word of the packet's own direction, then the word of the opposite
-    /// direction.
+    /// Returns the words of the flow's slot: first the word of the packet's own direction, then the word of the
+    /// opposite direction.
     #[inline(always)]
     fn directions<const REPLY: bool>(&self) -> (Cell<u64>, Cell<u64>) {
         let (request, reply) = (field!(self.seen, request), field!(self.seen, reply));

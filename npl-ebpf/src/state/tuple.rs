@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Flow tuples, NAT addresses, backends of mappings, and sockets of local clients.
+//! Defines flow tuples, NAT addresses, backends of mappings, and sockets of local clients.
 
 use npl_common::{
     hash,
@@ -18,8 +18,8 @@ pub struct FlowTuple<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> FlowTuple<F> {
-    /// The seeded hash of the flow. In arrays such as `npl_halfopen_v4`, the low bits of the hash choose the flow's
-    /// slots, and the high bits are the flow's tag in its slot.
+    /// Returns the seeded hash of the flow. In arrays such as `npl_halfopen_v4`, the low bits of the hash choose the
+    /// flow's slots, and the high bits are the flow's tag in its slot.
     #[inline(always)]
     pub fn hash(&self, seed: u64, protocol: u8) -> u64 {
         let ports_and_protocol = hash::ports_and_protocol(self.client_port, self.pod_port, u32::from(protocol));
@@ -48,7 +48,7 @@ pub struct Backend<F: HeaderLayout> {
 }
 
 impl<F: Mappings> Backend<F> {
-    /// Whether the mapping's allow-list excludes this source.
+    /// Returns whether the mapping's allow-list excludes this source.
     #[inline(always)]
     pub fn refuses(&self, frontend: Frontend, source: F::Addr) -> bool {
         self.flags & FLAG_RESTRICTED != 0 && !F::is_allowed(frontend, source)

@@ -53,8 +53,8 @@ trait ChecksummedHeader: Copy {
     const FLAGS: u64;
 
     fn check(&self) -> u16;
-    /// The length field of the transport header, which equals the length in the pseudo-header; `None` if the header has
-    /// no length field.
+    /// Returns the length field of the transport header, which equals the length in the pseudo-header; `None` if the
+    /// header has no length field.
     fn length(&self) -> Option<u16>;
     fn with(self, ports: Ports, check: u16) -> Self;
 }
@@ -227,7 +227,8 @@ impl<F: HeaderLayout> AddressChange<F> {
     }
 }
 
-/// Whether the packet has a transport checksum. In UDP, a checksum field of 0 means that the packet has no checksum.
+/// Returns whether the packet has a transport checksum. In UDP, a checksum field of 0 means that the packet has no
+/// checksum.
 #[inline(always)]
 fn has_checksum<H: ChecksummedHeader>(header: &H) -> bool {
     H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
@@ -321,8 +322,8 @@ pub fn apply_error<F: HeaderLayout, const END: bool>(
     store(ctx, quoted.l4, &quoted_ports, covered)
 }
 
-/// Offset and value of the quoted transport checksum. `None` if the quoted packet has no checksum, or if the quote ends
-/// before the checksum.
+/// Returns the offset and value of the quoted transport checksum. `None` if the quoted packet has no checksum, or if
+/// the quote ends before the checksum.
 #[inline(always)]
 fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Option<(usize, u16)> {
     let headers = &error.quote.headers;
@@ -336,9 +337,9 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
-/// Whether the transport checksum field certainly contains a complete checksum: with checksum offload, the field would
-/// be the pseudo-header sum, but the field differs from this sum. Returns `false` for a GSO packet, because the length
-/// in the pseudo-header of a GSO packet is unknown.
+/// Returns whether the transport checksum field certainly contains a complete checksum: with checksum offload, the
+/// field would be the pseudo-header sum, but the field differs from this sum. Returns `false` for a GSO packet, because
+/// the length in the pseudo-header of a GSO packet is unknown.
 ///
 /// One complete checksum in 65 535 equals the pseudo-header sum by chance; the kernel's helper then updates the field.
 #[inline(always)]
@@ -368,8 +369,8 @@ fn add_to_sum(ctx: &TcContext, summand: u16) {
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
-/// The value of the transport checksum field after the rewrite. The kernel's helper updates the field for the new
-/// address.
+/// Returns the value of the transport checksum field after the rewrite. The kernel's helper updates the field for the
+/// new address.
 #[inline(always)]
 fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     ctx: &TcContext,
@@ -394,7 +395,7 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
     }
 }
 
-/// The value of the checksum field for a computed checksum: UDP sends a computed checksum of 0 as 0xffff.
+/// Returns the value of the checksum field for a computed checksum: UDP sends a computed checksum of 0 as 0xffff.
 #[inline(always)]
 const fn as_transmitted<H: ChecksummedHeader>(check: u16) -> u16 {
     if check == 0 && H::FLAGS & BPF_F_MARK_MANGLED_0 as u64 != 0 { 0xffff } else { check }

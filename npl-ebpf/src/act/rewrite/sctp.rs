@@ -57,8 +57,8 @@ fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
 }
 
-/// The product of a polynomial and an element of the CRC table. Every index has an element, so no element is the default
-/// of 0, but the verifier requires a check of each look-up.
+/// The product of a polynomial and an element of the CRC table. Every index has an element, so the default of 0 is
+/// never used, but the verifier requires a check of each look-up.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
     crc::times_element(polynomial, index, |index| CRC.get(index).copied().unwrap_or(0))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logging of verdicts, in the trace build (feature `trace`). The programs log every verdict except `UNRELATED`, which
-//! is the verdict on nearly every packet of the Node.
+//! Logs verdicts in the trace build (feature `trace`). The programs log every verdict except `UNRELATED`, which is the
+//! verdict on nearly every packet of the Node.
 //!
 //! The program and its logging are separate functions that are not inlined, so that each function frees its stack space
 //! before the other function runs.
@@ -45,7 +45,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     verdict
 }
 
-/// The TC action for the verdict of a step. [`Verdict::into_action`] stores the verdict for the log.
+/// Returns the TC action for the verdict of a step. [`Verdict::into_action`] stores the verdict for the log.
 #[inline(always)]
 pub fn decide(verdict: Verdict) -> i32 {
     verdict.into_action()
@@ -142,8 +142,9 @@ fn note<F: Family>(source: F::Addr, destination: F::Addr, protocol: u8, ports: P
 
 /// Logs the packet and the verdict that this processor's [`Note`] contains.
 ///
-/// All texts of one table have the same length, and the function selects a text by an index. If it selected texts of
-/// different lengths by branches, the verifier would check the rest of the function once for each branch and length.
+/// All texts of one table have the same length, and the function selects a text by an index. If the function selected
+/// texts of different lengths by branches, the verifier would check the rest of the function once for each branch and
+/// length.
 #[inline(never)]
 fn write_log(is_reply: bool) {
     let Some(note) = trace::note() else { return };

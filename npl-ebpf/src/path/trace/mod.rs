@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Packet tracing. The programs record packets for `npl-agent trace`; the programs of the trace build log each verdict
-//! instead of recording packets.
+//! Implements packet tracing. The programs record packets for `npl-agent trace`; the programs of the trace build log
+//! each verdict instead of recording packets.
 
 #[cfg(feature = "trace")]
 mod log;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Records of packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
-//! verdict. Only packets that match the filter are recorded.
+//! Records packets for `npl-agent trace`. A record contains a packet before and after a program, and the program's
+//! verdict. The programs record packets that match the filter, and every ICMP error.
 //!
 //! While tracing is off, a fast-path program looks up the trace filter twice: before and after its other work. A step
 //! of the slow path also looks up the filter when the step reaches a verdict. The functions that write a record are not
@@ -39,7 +39,8 @@ use crate::{
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 
-/// Flags in the parameter `origin` of [`npl_trace_begin`], which also contains the number of the hook.
+/// Flags in the parameter `origin` of [`npl_trace_begin`]. The low eight bits of this parameter contain the number of
+/// the hook.
 const IS_REPLY: u32 = 1 << 8;
 const IS_SLOW_PATH: u32 = 1 << 16;
 
@@ -109,21 +110,21 @@ pub fn frame<F: Family, const MULTI_BUFFER: bool>(
     verdict
 }
 
-/// Whether tracing is on: `npl-agent trace` has set a filter.
+/// Returns whether tracing is on: `npl-agent trace` has set a filter.
 #[inline(always)]
 fn is_armed() -> bool {
     TRACE_FILTER.get_ptr_mut(0).is_some_and(|filter| field!(filter, until).load() != 0)
 }
 
-/// The number of the program's hook, with the flag [`IS_REPLY`] if the program translates replies.
+/// Returns the number of the program's hook, with the flag [`IS_REPLY`] if the program translates replies.
 #[inline(always)]
 const fn origin<H: Hook>() -> u32 {
     let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
     hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
 }
 
-/// Stores a verdict in this CPU's record. This function and the exported functions below are exported so that the
-/// verifier checks each function only once, not once for each verifier state of each caller.
+/// Stores a verdict in this CPU's record. This function and the other functions with `no_mangle` in this module are
+/// exported, so that the verifier checks each of them only once, and not once for each verifier state of each caller.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_note(bits: u32) -> u32 {
@@ -332,10 +333,10 @@ fn add(counter: Cell<u64>, is_counted: bool) {
     counter.store(counter.load().wrapping_add(is_counted.into()));
 }
 
-/// Whether the filter matches a packet. The packet has four addresses with ports: source and destination, before and
-/// after the program. One of the four must match the filter's client, and one must match an endpoint of the filter. For
-/// an ICMP error, the result is always true: `npl-agent trace` then compares the filter with the packet that the error
-/// quotes.
+/// Returns whether the filter matches a packet. The packet has four addresses with ports: source and destination,
+/// before and after the program. One of the four must match the filter's client, and one must match an endpoint of the
+/// filter. For an ICMP error, the result is always true: `npl-agent trace` then compares the filter with the packet
+/// that the error quotes.
 #[inline(always)]
 fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
     let wanted = field!(filter, protocol).load();
@@ -359,13 +360,13 @@ fn matches(filter: *mut TraceFilter, cpu: *mut TraceCpu) -> bool {
 const MISSES_ENDPOINTS: u64 = 1;
 const MISSES_CLIENT: u64 = 2;
 
-/// The parts of the filter that do not match one address and port of the packet, as a bit set of `MISSES_…`. The
-/// function is not inlined, so that the stack contains the values of only one address and port at a time.
+/// Returns the parts of the filter that do not match one address and port of the packet, as a bit set of `MISSES_…`.
+/// The function is not inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     // SAFETY: only `npl-agent trace` writes the fields that this function reads; if a field changes during the read,
-    // the only effect is that the program records a packet that the filter does not select, or omits a packet that the
-    // filter selects. `end` is in this CPU's element, which no other program writes during this call.
+    // the program may record a packet that the filter does not select, or omit a packet that the filter selects. `end`
+    // is in this CPU's element, which no other program writes during this call.
     let (filter, end) = unsafe { (&*filter, &*end) };
     // The comparisons are not in a loop: without `CAP_PERFMON`, the verifier rejects an instruction that adds different
     // offsets to a pointer on different paths. Each `black_box` prevents the compiler from loading the next endpoint of
@@ -382,8 +383,8 @@ fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
     (misses_endpoints * MISSES_ENDPOINTS) | (differs(&filter.client, end) * MISSES_CLIENT)
 }
 
-/// 0 if the filter matches the address and port; 1 otherwise. The function has no branches, because the verifier would
-/// follow each branch separately.
+/// Returns 0 if the filter matches the address and port, and otherwise 1. The function has no branches, because the
+/// verifier would follow each branch separately.
 #[inline(always)]
 fn differs(filter: &EndpointFilter, end: &PacketEnd) -> u64 {
     let difference = filter.difference(end);

@@ -4,10 +4,10 @@
 //!
 //! [`npl_common::conntrack`] contains the state machine. This module looks up a packet's entry, checks whether the
 //! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
-//! several entries: the established flow's entry in the flow table, with a copy in the flow's slot of the half-open
-//! cache; one for each handshake; and one opening entry, which a packet without a handshake opened. Neither a handshake
-//! nor an opening entry affects the established flow's entry until a reply of the Pod matches the handshake or the
-//! opening entry.
+//! several entries. The established flow has an entry in the flow table, and a copy of this entry in the flow's slot of
+//! the half-open cache. Each handshake has an entry. A packet other than a SYN or INIT can open one more entry: a
+//! mid-stream entry (TCP) or a datagram entry (UDP, SCTP). An entry of a handshake, a mid-stream entry or a datagram
+//! entry does not affect the established flow's entry until a reply of the Pod matches it.
 
 mod lookup;
 
@@ -126,12 +126,13 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, or an opening entry.
-    /// Entries of handshakes do not count, because they can be looked up only with the sequence or acknowledgement
-    /// number of a segment.
+    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, a mid-stream entry or a
+    /// datagram entry. Entries of handshakes do not count, because they can be looked up only with the sequence or
+    /// acknowledgement number of a segment.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
-        // Opening entries are looked up first, because they are removed after the flow's entry is written.
+        // Mid-stream and datagram entries are looked up first, because the program removes them after it has written
+        // the flow's entry.
         slots::find_datagram_flow::<F>(self.hash).is_some()
             || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
             || self.half_open().is_some()
@@ -169,8 +170,8 @@ impl<'k, F: Family> Flow<'k, F> {
     /// directly. The Pod's later datagrams answer the direct datagram, and must leave untranslated.
     ///
     /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
-    /// flow table usually has no entry of the flow. Exceptions are a flow whose table entry was copied from an earlier
-    /// agent's map, and a flow whose copy another flow has overwritten, if the entry of the other flow was then
+    /// flow table usually has no entry of the flow. Exceptions are a flow whose table entry the agent has copied from
+    /// an earlier agent's map, and a flow whose slot another flow has overwritten, if the other flow's entry was then
     /// cleared.
     #[inline(always)]
     pub fn remove_if_direct(&self) {

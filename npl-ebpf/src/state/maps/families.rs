@@ -143,15 +143,16 @@ mod v6 {
 fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
     static UNREACHABLE: u64 = 0;
     let word = element.map_or(&raw const UNREACHABLE, <*const PodNextHop>::cast);
-    // SAFETY: only the agent writes the map of next hops; the kernel aligns each element to 8 bytes, and replaces an
-    // element atomically.
+    // SAFETY: the kernel aligns each element to 8 bytes. Only the agent writes the map of next hops, and each write
+    // replaces the whole element. The kernel may reuse the replaced element at once, but this code reads one aligned
+    // 64-bit word and keeps no reference.
     unsafe { transmute::<u64, PodNextHop>(word.read_volatile()) }
 }
 
 /// Looks up an entry of a map. Returns a null pointer if there is no entry.
 ///
-/// The function does not test the pointer, as `get_ptr_mut` does: if the loader lacks `CAP_PERFMON`, the verifier of Linux
-/// 6.12 rejects a program that tests the same pointer twice.
+/// Unlike `get_ptr_mut`, the function does not test the pointer. If the loader lacks `CAP_PERFMON`, the verifier of
+/// Linux 6.12 rejects a program that tests the same pointer twice.
 #[inline(always)]
 fn look_up<M, K, V>(map: *const M, key: &K) -> *mut V {
     // SAFETY: the callers pass a map and a key of the map's type.
@@ -167,7 +168,9 @@ macro_rules! family_maps {
 
             #[inline(always)]
             fn lookup_node_address(addr: Self::Addr) -> Option<u8> {
-                // SAFETY: only the agent writes this map, and the agent never changes an element in place.
+                // SAFETY: only the agent writes this map, and each write replaces the whole element. The kernel may
+                // reuse the replaced element at once, but this code reads one aligned 32-bit word and keeps no
+                // reference.
                 let local = unsafe { $of::NODE_ADDRESS.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
                 Some(local.index as u8)
             }
@@ -352,8 +355,9 @@ macro_rules! family_maps {
             #[inline(always)]
             fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
                 let key = $of::socket_rnat_key(flow);
-                // SAFETY: the map is preallocated, so the element's memory stays valid. If the element changes during
-                // the read, the result is one of two NAT addresses of the same socket.
+                // SAFETY: the map is preallocated, so the element's memory stays valid. If another CPU writes the
+                // element during the read, the result may be a mixture of two values; the client then sees a wrong
+                // address in this one call.
                 let nat = unsafe { $of::SOCKET_RNAT.get(&key) }?;
                 Some(SocketAddr { addr: $of::addr(&nat.node_addr), port: nat.node_port })
             }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Map access for each IP family: one trait for each group of maps. One macro implements the traits with the maps, keys
-//! and values of IPv4 and of IPv6.
+//! These traits access the maps of an IP family. Each trait is for one group of maps. One macro implements the traits
+//! with the maps, keys and values of IPv4 and of IPv6.
 
 mod families;
 
@@ -30,18 +30,18 @@ pub trait Family:
 /// The Node's addresses: the primary addresses in `npl_config`, and all addresses with their indexes in
 /// `npl_addr2idx_*` and `npl_idx2addr_*`.
 pub trait NodeAddresses: HeaderLayout {
-    /// The index of `addr` if `addr` is the Node's primary IPv4 address. The primary address is in `npl_config`, so the
-    /// program needs no look-up in `npl_addr2idx_v4`.
+    /// Returns the index of `addr` if `addr` is the Node's primary IPv4 address. The primary address is in
+    /// `npl_config`, so the program needs no look-up in `npl_addr2idx_v4`.
     #[inline(always)]
     fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
         None
     }
-    /// Whether an address is the Node's primary IPv4 address; always false for IPv6.
+    /// Returns whether an address is the Node's primary IPv4 address; always false for IPv6.
     #[inline(always)]
     fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
         false
     }
-    /// The index of `addr` if `addr` is a node address; otherwise `None`.
+    /// Returns the index of `addr` if `addr` is a node address; otherwise `None`.
     #[inline(always)]
     fn node_address_index(config: &Config, addr: Self::Addr) -> Option<u8> {
         match Self::primary_index(config, addr) {
@@ -49,10 +49,10 @@ pub trait NodeAddresses: HeaderLayout {
             None => Self::lookup_node_address(addr),
         }
     }
-    /// The Node's primary address of this IP family; `None` if the Node has no address of the family.
+    /// Returns the Node's primary address of this IP family; `None` if the Node has no address of the family.
     fn primary(config: &Config) -> Option<Self::Addr>;
     fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
-    /// The node address with this index; `None` if the index is free.
+    /// Returns the node address with this index; `None` if the index is free.
     fn node_address(index: u8) -> Option<Self::Addr>;
 }
 
@@ -62,13 +62,13 @@ pub trait Mappings: HeaderLayout {
 
     fn mapping(frontend: Frontend) -> Option<&'static Self::BackendValue>;
     fn backend(value: &Self::BackendValue) -> Backend<Self>;
-    /// Whether the source allow-list of a restricted mapping contains this source.
+    /// Returns whether the source allow-list of a restricted mapping contains this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
-    /// The endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the caller
-    /// caches the result, and otherwise 0.
+    /// Returns the endpoint with this address, port and protocol. `zero` is [`super::lookup_cache::Epoch::zero`] if the
+    /// caller caches the result, and otherwise 0.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
-    /// The next hop of a Pod in redirect and offload mode; [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`] if
-    /// the map has no next hop for this address.
+    /// Returns the next hop of a Pod in redirect and offload mode;
+    /// [`npl_common::lookup_cache::no_next_hop::UNREACHABLE`] if the map has no next hop for this address.
     fn next_hop(addr: Self::Addr) -> PodNextHop;
 }
 
@@ -78,11 +78,11 @@ pub trait LookupCaches: Mappings {
     type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
     const NO_CACHE_WORDS: Self::CacheWords;
 
-    /// The words of a slot in the lookup cache of mappings: the copy, then its checksum.
+    /// Returns the words of a slot in the lookup cache of mappings: the copy, then its checksum.
     fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
     fn cache_words(value: &Self::BackendValue, next_hop: PodNextHop) -> Self::CacheWords;
     fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop);
-    /// The two words of a slot in the reply cache: the copy of an [`Endpoint`], then its checksum.
+    /// Returns the two words of a slot in the reply cache: the copy of an [`Endpoint`], then its checksum.
     fn cached_reply(slot: u32) -> Option<Cell<u64>>;
 }
 
@@ -93,11 +93,11 @@ pub trait FlowTable: HeaderLayout {
     type FlowEntry: Copy;
 
     fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
-    /// The flow table's entry for a key. The memory remains a valid entry while the program runs, even if the kernel
-    /// reuses the element for another flow.
+    /// Returns the flow table's entry for a key. The memory remains a valid entry while the program runs, even if the
+    /// kernel reuses the element for another flow.
     fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
     fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
-    /// The node address in the NAT address of a flow table entry.
+    /// Returns the node address in the NAT address of a flow table entry.
     fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
     /// Inserts an entry in the flow table; `None` if the kernel returns an error.
     fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
@@ -117,7 +117,8 @@ pub trait SlotArrays {
 
 /// The socket reverse NAT table, for local clients: clients on the Node and in its Pods.
 pub trait SocketReverseNat: HeaderLayout {
-    /// The node address and node port that a local client connected to, if the socket has an entry for this Pod.
+    /// Returns the value of a socket's entry for this Pod: the address and port that the local client connected to.
+    /// `None` if the socket has no such entry. [`npl_common::socket_rnat`] describes the entries with other values.
     fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>>;
     fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>);
     fn remove_socket_rnat(flow: &SocketFlow<Self>);
