@@ -35,7 +35,7 @@ const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 /// More than the idle timeout of every flow.
 const IDLE: Duration = Duration::from_hours(24 * 6);
-/// Payload bytes of a forged fragment.
+/// The payload size of a forged fragment in bytes.
 const FRAGMENT: usize = 64;
 
 /// A Node with the addresses of two networks: the client is in the first network, the attacker in the second one.

@@ -354,7 +354,7 @@ fn in_each_family(world: &World, test: impl Fn(Family, &Association<'_>)) {
             netns.nft(DROP_SCTP_INPUT).unwrap();
         }
     }
-    // These requests create neighbor entries. Without an entry, a frame would wait for neighbor resolution, and arrive
+    // The TCP and UDP requests of `assert_answers` create neighbor entries. Without an entry, a frame would wait for neighbor resolution, and arrive
     // after later frames.
     world.assert_answers();
     for (index, family) in Family::ALL.into_iter().enumerate() {
