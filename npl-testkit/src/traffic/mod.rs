@@ -57,7 +57,7 @@ pub struct UdpAnswer {
 pub struct UdpOptions {
     /// Whether datagrams have a checksum; if not, the checksum field is zero (IPv4 only).
     pub checksum: bool,
-    /// The maximum number of requests.
+    /// The maximum number of datagrams that the client sends until the server answers one.
     pub attempts: u32,
 }
 
