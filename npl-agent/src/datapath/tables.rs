@@ -204,7 +204,7 @@ impl Tables {
         Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).clear_lookup_cache())
     }
 
-    /// Returns every mapping with its allowed sources and counters, ordered by node address and node port.
+    /// Returns every mapping with its allowed sources and counters, ordered by family, node port and protocol.
     ///
     /// # Errors
     ///
