@@ -23,7 +23,8 @@ use crate::{
 
 /// The kernel's maximum length of a device name, in bytes.
 const DEVICE_NAME_BYTES: usize = 15;
-/// Kubernetes' maximum length of an annotation's name, in bytes. The name of the annotation on Pods is the domain itself.
+/// Kubernetes' maximum length of an annotation's name, in bytes. The name of the annotation on Pods is the domain
+/// itself.
 const ANNOTATION_NAME_BYTES: usize = 63;
 /// Kubernetes' maximum length of an object's name, in bytes.
 const OBJECT_NAME_BYTES: usize = 253;

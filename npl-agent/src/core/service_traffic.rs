@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Adds up the traffic of Service ports from the counters of their mappings. A limited number of Service ports have
-//! separate sums. The traffic of all other Service ports is one sum, so the sum over all series is the traffic of
-//! all mappings.
+//! separate sums. The traffic of all other Service ports is one sum, so the sum over all series is the traffic of all
+//! mappings.
 //!
 //! The counters of a mapping are removed with the mapping, but the counters of a Service must never decrease.
 //! Therefore, each reading adds the growth of the mappings' counters to the Service's counters, which stay until the

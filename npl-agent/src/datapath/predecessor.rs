@@ -244,8 +244,8 @@ pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     for (name, former) in former_names::ABI_2 {
         let from = pins.map(former);
         // After a rollback to an earlier build, the map with the former name and the map with the present name both
-        // exist. The attached programs use the map with the former name,
-        // so this map replaces the map with the present name.
+        // exist. The attached programs use the map with the former name, so this map replaces the map with the present
+        // name.
         match fs::rename(&from, pins.map(name)) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(pin_error("rename", &from, source)),
             _ => {}

@@ -93,8 +93,8 @@ impl Pools {
     }
 
     /// Returns the misdirected members: those at whose address another Pod responds than the Pod whose annotation named
-    /// the member. Each member is returned with the name of the Pod that responds, which
-    /// `answers` finds by address and protocol.
+    /// the member. Each member is returned with the name of the Pod that responds, which `answers` finds by address and
+    /// protocol.
     pub fn misdirected(
         &self,
         now: Duration,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of the echo server. Each client opens its socket in a given network namespace, and every wait has a deadline.
+//! Clients of the echo server. Each client opens its socket in a given network namespace, and every wait has a
+//! deadline.
 
 mod load;
 mod sctp;

@@ -196,8 +196,8 @@ fn a_migration_from_antrea_1_7_loses_nothing_and_writes_nothing() {
     migrate(Format::V1_7, &[], 0);
 }
 
-/// Antrea's annotations have the format of Antrea 2.6. NPL's agent publishes its default format, v1.7, which differs, so
-/// the agent rewrites each annotation once. The node ports do not change.
+/// Antrea's annotations have the format of Antrea 2.6. NPL's agent publishes its default format, v1.7, which differs,
+/// so the agent rewrites each annotation once. The node ports do not change.
 #[test]
 fn a_migration_from_antrea_2_6_with_redirect_loses_nothing_and_adds_fields() {
     migrate(Format::V2_6, &["--forwarding", "redirect"], 1);

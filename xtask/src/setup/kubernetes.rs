@@ -155,7 +155,8 @@ pub(crate) fn grpc() -> Result<PathBuf> {
 }
 
 /// Returns the directory with `etcd` and `kube-apiserver`. If `KUBEBUILDER_ASSETS` is set, this is that directory, and
-/// missing programs are an error. Otherwise it is the directory in the cache; programs that are missing there are built.
+/// missing programs are an error. Otherwise it is the directory in the cache; programs that are missing there are
+/// built.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
     if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
         if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {

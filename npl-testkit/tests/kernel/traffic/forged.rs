@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests forged frames against live sockets. A second host, in another network of the Node, sends frames with the
-//! client's source address and wrong sequence and acknowledgement numbers, while the client and the Pod have a connection open.
+//! client's source address and wrong sequence and acknowledgement numbers, while the client and the Pod have a
+//! connection open.
 
 use std::fmt::Debug;
 use std::io::{Read as _, Write as _};
