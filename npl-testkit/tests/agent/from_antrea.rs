@@ -21,7 +21,7 @@ use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 const MIB: u64 = 1024 * 1024;
 const PODS: [&str; 2] = ["web-0", "web-1"];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-/// Requests per second.
+/// The rate of the load in requests per second.
 const RATE: u32 = 50;
 /// The first node port of the range.
 const FIRST_PORT: u16 = 61000;

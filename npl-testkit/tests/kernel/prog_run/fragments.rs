@@ -26,7 +26,7 @@ use crate::sys::stay_on_this_processor;
 
 /// The identification of a datagram's fragments.
 const ID: u32 = 0x4e51;
-/// Payload bytes of a fragment.
+/// The maximum payload size of a fragment in bytes.
 const SIZE: usize = 64;
 
 /// Offset of the IP header in a frame, and lengths of IP headers without options.
