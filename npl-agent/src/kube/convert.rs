@@ -57,7 +57,7 @@ pub enum Skipped {
     Address,
     /// An IP family other than IPv4 and IPv6.
     Family,
-    /// An unknown type of a Service; the Pods of this Service get no node ports.
+    /// An unknown type of a Service; NPL assigns no node ports for this Service.
     ServiceType,
 }
 

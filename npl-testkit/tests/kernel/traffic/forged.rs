@@ -223,7 +223,7 @@ impl Pair {
         transfer(&self.pod, &self.client, b"Pod web-0", self.server);
     }
 
-    /// Sends data of the Pod first.
+    /// Sends data from the Pod to the client, and then exchanges data in both directions.
     #[track_caller]
     fn pod_speaks_first(&self) {
         transfer(&self.pod, &self.client, b"Pod web-0 first", self.server);
