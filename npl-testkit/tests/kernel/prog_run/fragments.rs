@@ -175,8 +175,8 @@ fn early_fragment_is_passed_unchanged_and_counted() {
     });
 }
 
-/// The program writes each saved copy into the first fragment's skb, and re-injects a clone of this skb. Afterwards,
-/// the program must restore the first fragment's bytes.
+/// The program writes each saved copy into the first fragment's skb, and re-injects a clone of this skb at egress.
+/// Afterwards, the program must restore the first fragment's bytes.
 #[test]
 fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
