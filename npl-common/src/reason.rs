@@ -50,8 +50,8 @@ reasons! {
     /// The kernel did not add the flow's conntrack entry to the flow table; the packet is translated, and the flow
     /// stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";
-    /// The program could not write the packet, usually because the kernel had no free memory, and the packet may
-    /// already be partly rewritten; the packet is dropped.
+    /// The program could not write the packet, or could not overwrite the packet with a saved fragment, usually because
+    /// the kernel had no free memory; the packet may already be partly rewritten, and is dropped.
     RewriteFailed = 6, "rewrite_failed";
     /// The packet is an ICMP error whose quoted packet is truncated or does not match the error's destination; the
     /// error is passed unchanged.

@@ -51,7 +51,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// streams. HTTP clients use one stream for each long poll.
 const MOST_STREAMS: u32 = 16;
 /// The maximum number of concurrent streams of one HTTP/2 connection to the xDS interface. Load balancers and gRPC
-/// clients use one stream.
+/// clients use one stream for each connection.
 const MOST_XDS_STREAMS: u32 = 4;
 /// The maximum number of bytes that are buffered for the client of one HTTP/2 stream.
 const SEND_BUFFER: usize = 64 * 1024;

@@ -20,8 +20,8 @@ use npl_feed::{config::Config, connection_limits::ConnectionLimits, run};
 /// The exit code after a usage error; clap uses the same exit code.
 const USAGE: u8 = 2;
 
-/// The soft limit of open files that container runtimes usually set. The feed assumes this value if it cannot raise the
-/// limit.
+/// systemd's default soft limit of open files, which containers inherit unless the runtime's unit sets another one. The
+/// feed assumes this value if the limit cannot be read or raised.
 const SOFT_LIMIT: u64 = 1024;
 
 /// The default log filter. The filter hides the log lines of kube, which would log every failed request, although the

@@ -40,7 +40,7 @@ pub struct Options {
     pub node_name: String,
     /// The Node's network namespace.
     pub netns: Netns,
-    /// The kubeconfig that the agent uses.
+    /// The path of the kubeconfig that the agent uses if `service_account` is `None`.
     pub kubeconfig: PathBuf,
     /// The service account that the agent uses in place of the kubeconfig, as in a cluster.
     pub service_account: Option<ServiceAccount>,

@@ -116,8 +116,8 @@ pub fn flush(node: &Netns) -> Result<()> {
     iptables(node, &["-F", CHAIN]).map(drop)
 }
 
-/// The number of connections and UDP flows that the rules have translated. The table `nat` sees only the first packet
-/// of each connection.
+/// The number of connections and UDP flows that the rules have translated. The rules are in the table `nat`, whose
+/// chains only the first packet of each connection traverses.
 ///
 /// # Errors
 /// Returns an error if `iptables` fails, or if a counter cannot be parsed.

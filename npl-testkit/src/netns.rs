@@ -81,7 +81,7 @@ impl Netns {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
 
-    /// Runs a `tc` command in this namespace, given without the word `tc`.
+    /// Runs `tc` in this namespace, with the words of `line` as arguments. Returns the output.
     pub fn tc(&self, line: &str) -> Result<String> {
         tools::output(self.command("tc")?.args(line.split(' ')))
     }

@@ -106,8 +106,9 @@ fn slowness() -> f32 {
     slowness
 }
 
-/// Multiplies a time limit by the slowness of the machine. The slowness is the larger of two factors: the load per
-/// processor, because a task gets only `1 / load` of a processor's time, and the [`lateness`] of sleeps.
+/// Multiplies a time limit by the slowness of the machine, but at least by 1 and at most by [`LARGEST_EXTENSION`]. The
+/// slowness is the larger of two factors: the load per processor, because a task gets only `1 / load` of a processor's
+/// time, and the [`lateness`] of sleeps.
 fn multiplied(limit: Duration, slowness: f32) -> Duration {
     limit.mul_f32(slowness.clamp(1.0, LARGEST_EXTENSION))
 }

@@ -25,7 +25,8 @@ impl Leftovers {
         Ok(Self { before })
     }
 
-    /// Fails if objects exist now that are not in the list.
+    /// Waits up to a minute, longer on a busy machine, until all objects that are not in the list of [`Self::look`] are
+    /// gone. Fails if any remain.
     pub(crate) fn check(&self) -> Result<()> {
         process::run(residue().arg("--nothing-beyond").arg(&self.before))
     }

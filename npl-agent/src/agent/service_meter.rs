@@ -53,7 +53,8 @@ impl MeterUpdates {
         self.due
     }
 
-    /// Updates the Services of the mappings. The caller waits for [`Self::due`], because an update reads all node ports.
+    /// Updates the Services of the mappings. The caller calls this method only once [`Self::due`] has passed: each
+    /// update goes through all node ports, so all changes within [`UPDATE_DELAY`] share one update.
     pub(super) fn update(&mut self, state: &PlannerState, tables: &Tables) -> Result<(), DatapathError> {
         self.due = None;
         self.meter.as_ref().map_or(Ok(()), |meter| meter.update_owners(state.service_ports(), tables))

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report<'a> {
-    /// Whether `removals` are only planned.
+    /// Whether the command only lists `removals` (`--dry-run`), and removes nothing.
     dry_run: bool,
     /// The objects that were removed, or that a cleanup would remove, in the order of the removal.
     removals: &'a [Removal],

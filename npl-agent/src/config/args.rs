@@ -492,7 +492,7 @@ pub struct BundleArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Write the archive to this new file. `-` or unset: to standard output.
+    /// Write the archive to this file, which must not exist yet. `-` or unset: to standard output.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 

@@ -238,7 +238,7 @@ pub struct ClusterBundleArgs {
     #[arg(long, value_name = "NAME")]
     pub node: Vec<String>,
 
-    /// Write the archive to this new file. `-` or unset: to standard output.
+    /// Write the archive to this file, which must not exist yet. `-` or unset: to standard output.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 

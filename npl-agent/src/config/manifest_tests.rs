@@ -142,7 +142,7 @@ fn the_admission_policies_confine_an_agent_in_any_namespace() {
         let is_bound = |binding: &&Value| binding["spec"]["policyName"] == *name;
         assert!(of_kind("ValidatingAdmissionPolicyBinding").iter().any(is_bound), "{name} has no binding");
     }
-    // An admission policy must confine the agent's writes to each resource that the agent's role permits it to write,
+    // An admission policy must restrict the agent's writes to each resource that the agent's role permits it to write,
     // and no policy may name a further resource.
     let confined: BTreeSet<&str> = policies
         .iter()

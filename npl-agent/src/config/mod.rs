@@ -72,7 +72,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The address and port of the HTTP server that serves only metrics.
     pub metrics_listen: Option<SocketAddr>,
-    /// The maximum number of Service ports whose traffic the agent serves as separate series; 0 serves no such metrics.
+    /// The maximum number of Service ports whose traffic the agent serves as separate series; 0 disables these metrics.
     pub service_metrics: usize,
 }
 

@@ -21,11 +21,12 @@ use crate::{
     nft_guard::GuardMode,
 };
 
-/// The kernel's limit for the name of a device.
+/// The kernel's maximum length of a device name, in bytes.
 const DEVICE_NAME_BYTES: usize = 15;
-/// Kubernetes' limit for the name of an annotation. The name of the annotation on Pods is the domain itself.
+/// Kubernetes' maximum length of an annotation's name, in bytes. The name of the annotation on Pods is the domain
+/// itself.
 const ANNOTATION_NAME_BYTES: usize = 63;
-/// Kubernetes' limit for the name of an object.
+/// Kubernetes' maximum length of an object's name, in bytes.
 const OBJECT_NAME_BYTES: usize = 253;
 const LONGEST_DURATION: Duration = Duration::from_hours(24);
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Adds up the traffic of Service ports from the counters of their mappings. A limited number of Service ports have
-//! sums of their own. The traffic of all other Service ports is one sum, so the sum over all series is the traffic of
-//! all mappings.
+//! separate sums. The traffic of all other Service ports is one sum, so the sum over all series is the traffic of all
+//! mappings.
 //!
 //! The counters of a mapping are removed with the mapping, but the counters of a Service must never decrease.
 //! Therefore, each reading adds the growth of the mappings' counters to the Service's counters, which stay until the
@@ -113,7 +113,7 @@ impl ServiceTraffic {
         self.other = combined(&self.other, &rest, u64::max);
     }
 
-    /// The traffic of each Service port that has its own sums.
+    /// The traffic of each Service port that is counted separately.
     pub fn kept(&self) -> impl Iterator<Item = (&ServiceTarget, MappingStats)> {
         self.kept.iter().map(|(port, stats)| (port, *stats))
     }

@@ -243,8 +243,9 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
 pub(super) fn rename_pins(pins: &Pins) -> Result<(), DatapathError> {
     for (name, former) in former_names::ABI_2 {
         let from = pins.map(former);
-        // After a rollback, maps are pinned under both names. The attached programs use the map with the former name,
-        // so this map replaces the map with the present name.
+        // After a rollback to an earlier build, the map with the former name and the map with the present name both
+        // exist. The attached programs use the map with the former name, so this map replaces the map with the present
+        // name.
         match fs::rename(&from, pins.map(name)) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(pin_error("rename", &from, source)),
             _ => {}

@@ -204,7 +204,7 @@ impl Tables {
         Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).clear_lookup_cache())
     }
 
-    /// Every mapping with its allowed sources and counters, in the order of the frontend.
+    /// Returns every mapping with its allowed sources and counters, ordered by family, node port and protocol.
     ///
     /// # Errors
     ///

@@ -48,7 +48,7 @@ impl Hooks {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
 
-    /// Detaches XDP programs: see [`Datapath::retain_xdp`].
+    /// Detaches the XDP program from all devices except `devices`: see [`Datapath::retain_xdp`].
     ///
     /// [`Datapath::retain_xdp`]: super::load::Datapath::retain_xdp
     pub(super) fn retain_xdp(&self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {

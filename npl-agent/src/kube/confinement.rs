@@ -72,7 +72,7 @@ pub(super) async fn keep_checking(client: &Client, node_name: &str, result: &Con
     loop {
         let found = confirmed(&mut dry_run).await;
         if found == Confinement::Unknown {
-            debug!("the API server did not show whether an admission policy confines this agent");
+            debug!("the API server did not show whether an admission policy restricts this agent's writes");
         } else if result.replace(found == Confinement::Confined) {
             log(found);
         }
@@ -82,12 +82,12 @@ pub(super) async fn keep_checking(client: &Client, node_name: &str, result: &Con
 
 fn log(found: Confinement) {
     if found == Confinement::Confined {
-        debug!("an admission policy confines this agent");
+        debug!("an admission policy restricts this agent's writes");
     } else {
         warn!(
             see = pages::url(&pages::of_check("admission_policy")),
-            "no admission policy confines this agent: the agent's token may change labels and status of every Pod; \
-             apply the ValidatingAdmissionPolicy npl-agent and its binding from deploy/npl.yaml, and let the \
+            "no admission policy restricts this agent's writes: the agent's token may change labels and status of every \
+             Pod; apply the ValidatingAdmissionPolicy npl-agent and its binding from deploy/npl.yaml, and let the \
              matchConditions of the policy name the agent's service account"
         );
     }

@@ -45,7 +45,8 @@ impl AnnotationKeys {
     }
 }
 
-/// A kind of invalid value in a Kubernetes object. The conversion skips such values.
+/// A kind of invalid value in a Kubernetes object. The conversion leaves out the list element with such a value, and
+/// treats an unknown Service type as ExternalName.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
     /// A port number that is not in the range from 1 to 65535.
@@ -56,7 +57,7 @@ pub enum Skipped {
     Address,
     /// An IP family other than IPv4 and IPv6.
     Family,
-    /// An unknown type of a Service; the Pods of this Service get no node ports.
+    /// An unknown type of a Service; NPL assigns no node ports for this Service.
     ServiceType,
 }
 

@@ -84,7 +84,7 @@ async fn the_nodes_of_every_daemon_set_are_retired_at_the_same_time() {
         }
         let missing = refusal(404, "NotFound", "daemonsets.apps \"npl-agent-gone\" not found");
         server.next_request().await.answer(404, &missing);
-        // Once a DaemonSet is complete, only the other one is read.
+        // After all Nodes of `npl-agent` are retired, only `npl-agent-edge` is read.
         for (path, numbers) in [(PATH, [3, 3, 3]), (GROUP_PATH, [2, 2, 1]), (GROUP_PATH, [2, 2, 2])] {
             let get = server.next_request().await;
             assert_eq!(get.line, format!("GET {path}"));

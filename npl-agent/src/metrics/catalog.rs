@@ -82,8 +82,8 @@ meanings! {
     OP_OUTCOMES of OpOutcome {
         Done: "The operation succeeded.",
         PortTaken: "Another process uses the node port; the agent tries another node port.",
-        RecentTraffic: "Within about the last two minutes, a packet arrived at the node port without a mapping, or the \
-                        port's mapping was removed; the agent tries another node port.",
+        RecentTraffic: "Within about the last two minutes, the node port received a packet while it had no mapping, or a \
+                        mapping of the port was removed; the agent tries another node port.",
         Retry: "The operation failed, and the agent retries it after a back-off; the agent's log has the error.",
         Gone: "The Pod is deleted.",
     }

@@ -114,7 +114,7 @@ pub enum FailureKind {
     Forbidden,
     /// 410: the resource version of the watch is too old, and the watch starts again with a list.
     Expired,
-    /// The resource versions decreased: the API server's store was restored from a backup, and all objects are listed.
+    /// The resource versions decreased, as after a restore of etcd from a backup. The agent lists all objects again.
     Restored,
     /// 429 and 5xx: the API server is temporarily unable to answer.
     Unavailable,

@@ -13,8 +13,8 @@ use crate::core::{
     pages,
 };
 
-/// Raises the soft limit of open files to the hard limit, and returns the hard limit. Many container runtimes set a
-/// soft limit of 1024.
+/// Raises the soft limit of open files to the hard limit, and returns the hard limit. The soft limit is often 1024,
+/// systemd's default, which containers inherit unless the runtime's unit sets another one.
 ///
 /// # Errors
 ///
@@ -27,8 +27,8 @@ pub fn raise_soft_limit() -> Result<u64, Errno> {
 }
 
 /// Raises the soft limit of open files to the hard limit. Logs a warning if the port range needs more open files than
-/// the hard limit. Many container runtimes set a soft limit of 1024, which is too low for the sockets that reserve the
-/// node ports.
+/// the hard limit. Containers inherit systemd's default soft limit of 1024 unless the runtime's unit sets another one;
+/// 1024 is too low for the sockets that reserve the node ports.
 pub fn raise_open_files(settings: &Settings) {
     match raise_soft_limit() {
         Ok(limit) => {

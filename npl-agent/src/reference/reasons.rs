@@ -31,12 +31,12 @@ advice! {
         action "None, if clients connect to Pods directly on purpose. If clients use only node ports, see [Published, but clients do not connect](../troubleshoot.md#published-but-clients-do-not-connect).";
     TupleConflict:
         cause "A client uses one source port for two connections to the same Pod port: through two node ports, through two node addresses, or one connection through a node port and one directly.",
-        action "UDP replies follow the newer connection. TCP and SCTP replies follow the older connection until the Pod accepts the newer one. Use only one Node address for each client port, and check the SNAT pools of the load balancer.";
+        action "Use only one Node address for each client port, and check the SNAT pools of the load balancer.";
     FlowTableFull:
-        cause "The kernel did not add a new connection's entry to the flow table of the connection's protocol.",
-        action "This reason is rare, because a full table evicts the least recently used entry: the kernel refuses an entry only if a bucket is busy, or if every CPU's free elements are used up. Check the kernel's memory, and check in `npl-agent status` how full the flow tables are. The half-open cache keeps the flow's entry until other flows overwrite its slot.";
+        cause "The kernel did not add a new connection's entry to the flow table of the connection's protocol. This is rare, because a full table evicts the least recently used entry: the kernel refuses an entry only if a bucket is busy, or if every CPU's free elements are used up. The half-open cache keeps the flow's entry until other flows overwrite its slot.",
+        action "Check the kernel's memory, and check in `npl-agent status` how full the flow tables are.";
     RewriteFailed:
-        cause "The kernel had no memory to make the packet writable.",
+        cause "The kernel had no memory to make the packet writable, or to overwrite the packet with a saved fragment.",
         action "Check the Node's memory.";
     BadQuote:
         cause "An ICMP error quotes too few bytes, a later fragment, or a packet whose source address differs from the destination of the error.",

@@ -19,8 +19,8 @@ pub(super) fn body() -> String {
          not fit into the container's default memory limit, the number is smaller.\n\n\
          TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the others. `--max-flows` \
          is the number for TCP; UDP has room for half as many flows, and SCTP for a sixteenth. Socket reverse NAT for \
-         local clients has room for an eighth as many entries, at least 16 384; each open socket of a local client uses two \
-         entries.\n\n\
+         local clients has room for an eighth as many entries, at least 16 384; each open socket of a local client uses at \
+         least two entries.\n\n\
          The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
          The agent therefore adds the number of reserved elements to `max_entries` of these maps, so that the stated \
          number of flows is always available. Possible CPUs are those in `/sys/devices/system/cpu/possible`; on a virtual \

@@ -63,7 +63,7 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     }
 }
 
-/// Drops a packet after the kernel's helper failed to overwrite the packet's skb with a saved frame.
+/// Drops a packet whose skb could not be overwritten with a saved frame ([`fragment_buffer::load_frame`]).
 #[inline(always)]
 fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
     trace::decide(Verdict::drop(Reason::RewriteFailed))

@@ -102,7 +102,7 @@ pub(super) fn version_of<'a, I: Iterator<Item = &'a Arc<Group>>>(groups: I) -> V
     Version::of(versions.as_bytes())
 }
 
-/// Serializes the body of an answer to JSON. Structures of strings and numbers never fail to serialize.
+/// Serializes the body of an answer to JSON. All keys in these bodies are strings, so the serialization cannot fail.
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(body).unwrap_or_default()
 }

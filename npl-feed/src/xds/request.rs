@@ -77,8 +77,9 @@ pub(super) fn decode<T: Message + Name + Default>(bytes: &[u8]) -> Result<T, ton
     T::decode(bytes).map_err(malformed)
 }
 
-/// Counts the fields of a message without decoding their content. Each name takes a multiple of its length in memory,
-/// so a request with many short names would take much more memory than its size.
+/// Counts the fields of a message without decoding their content. A decoded name takes at least 24 bytes of memory in
+/// addition to its text, so a request with many short names would take several times its size. [`MOST_FIELDS`] limits
+/// this.
 fn count_fields(mut bytes: &[u8]) -> Result<usize, DecodeError> {
     let mut count = 0;
     while !bytes.is_empty() {

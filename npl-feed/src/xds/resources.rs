@@ -355,7 +355,7 @@ mod tests {
     #[test]
     fn samples_are_equal_in_all_processes_and_have_all_content() {
         for kind in Kind::ALL {
-            // Each HashMap has its own random seed, as if it were in a separate process. So repeated encodings show
+            // Each HashMap has its own random seed, as if it were in a separate process, so repeated encodings show
             // whether the order of the entries matters.
             let samples: BTreeSet<Vec<u8>> = (0..50).map(|_| sample(kind)).collect();
             assert_eq!(samples.len(), 1, "{kind:?}");

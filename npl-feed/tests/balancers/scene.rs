@@ -142,7 +142,7 @@ impl Scene {
         scene
     }
 
-    /// Adds Pods. Four or more Pods are more than there are Nodes, so that at least two are on the same Node.
+    /// Adds `count` Pods. Four or more Pods outnumber the Nodes, so at least two of the Pods are on the same Node.
     pub(crate) fn scale_up(&mut self, count: usize) {
         let started = Instant::now();
         let names: Vec<String> = (0..count).map(|_| self.add()).collect();

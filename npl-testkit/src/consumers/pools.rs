@@ -34,7 +34,7 @@ pub struct PoolPort {
     pub service: String,
     /// The target port, a Pod port.
     pub target: u16,
-    /// The protocol by which the pool sends.
+    /// The protocol of the requests that the pool sends to its members.
     pub protocol: Protocol,
 }
 
@@ -92,9 +92,9 @@ impl Pools {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// Returns the misdirected members. At the address of a misdirected member, a Pod responds that is not the Pod
-    /// whose annotation named the member. Each member is returned with the name of the Pod that responds, which
-    /// `answers` finds by address and protocol.
+    /// Returns the misdirected members: those at whose address another Pod responds than the Pod whose annotation named
+    /// the member. Each member is returned with the name of the Pod that responds, which `answers` finds by address and
+    /// protocol.
     pub fn misdirected(
         &self,
         now: Duration,

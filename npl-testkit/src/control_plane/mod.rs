@@ -285,7 +285,7 @@ impl ControlPlane {
         let version = list
             .pointer("/metadata/resourceVersion")
             .and_then(Value::as_str)
-            .context("the list has no resource version")?;
+            .context("the list of namespaces has no resource version")?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.etcd));
         let body = json!({ "revision": version, "physical": true }).to_string();
         let compacted = || ureq::post(format!("http://{address}/v3/kv/compaction")).send(body.as_str()).map(drop);

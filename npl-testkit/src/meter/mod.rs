@@ -36,10 +36,10 @@ use crate::{poll, process, tools};
 /// The number of packets that are sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// The number of packets that a call sends when the meter measures the time of the call itself. The number is small, so
-/// that the time for sending the packets is negligible.
+/// The number of packets per call of the packet generator when the meter measures the fixed cost of a call. The number
+/// is small, so that the time for sending the packets is negligible.
 const SMALLEST: u32 = 2;
-/// The number of calls whose median time counts as the time of a call itself.
+/// The number of calls whose median time counts as the fixed cost of a call.
 const SMALL_CALLS: usize = 9;
 
 /// The time limit for packets in flight to arrive after the last packet was sent.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cilium as the Pod network, policy engine and Service proxy: the agent is a process of each Node. The operator does
-//! not run: the custom resource definitions are created from the files of Cilium's source, and the Pod ranges are those
-//! of the Nodes.
+//! Cilium as the Pod network, policy engine and Service proxy: Cilium's agent is a process on each Node. Cilium's
+//! operator does not run: the custom resource definitions are created from the files of Cilium's source, and the Pod
+//! ranges are those of the Nodes.
 
 use std::fs;
 use std::net::IpAddr;
@@ -98,7 +98,7 @@ pub(super) struct Cilium {
 }
 
 impl Cilium {
-    /// Finds the programs and files.
+    /// Finds the directories with Cilium's programs and files, and with clang.
     pub(super) fn find(routing: Routing) -> Result<Self> {
         let folder = find_directory(VARIABLE, "Cilium", &FILES)?;
         let compiler = find_directory(COMPILER_VARIABLE, "clang", &["clang"])?;

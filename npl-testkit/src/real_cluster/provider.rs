@@ -100,7 +100,8 @@ impl Provider {
         Ok(Some(Daemons { main, _tunnel_addresses: tunnel_addresses }))
     }
 
-    /// Waits until the Node's Pods can be connected. The daemons of all Nodes must already have been started.
+    /// Waits until the CNI's daemon can connect the Node's Pods, and completes the CNI's configuration on the Node. The
+    /// daemons of all Nodes must already have been started.
     pub(super) fn connect(&self, place: Place<'_>, daemons: &Daemons, all: &[NodeNumber]) -> Result<()> {
         match self {
             Self::Bridge | Self::Calico(_) => Ok(()),

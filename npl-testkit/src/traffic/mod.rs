@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of the echo server. Each client opens its socket in a given namespace, and every wait has a deadline.
+//! Clients of the echo server. Each client opens its socket in a given network namespace, and every wait has a
+//! deadline.
 
 mod load;
 mod sctp;
@@ -57,7 +58,7 @@ pub struct UdpAnswer {
 pub struct UdpOptions {
     /// Whether datagrams have a checksum; if not, the checksum field is zero (IPv4 only).
     pub checksum: bool,
-    /// The maximum number of requests.
+    /// The maximum number of datagrams that the client sends until the server answers one.
     pub attempts: u32,
 }
 

@@ -101,8 +101,8 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
 fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_one() {
     let mut world = World::new();
     world.create_node();
-    // Only one port is available for UDP, so the agent reuses this port although the previous Pod's client still sends
-    // to it.
+    // Only one port is available for UDP, so the agent gives this port to the next Pod, although the previous Pod's
+    // client still sends to the port.
     let holder = world.topology.node().run(|| UdpSocket::bind("0.0.0.0:61000").unwrap()).unwrap();
     world.start_agent(&["--quarantine", "0s", "--port-range", "61000-61001"]);
     world.create_service();

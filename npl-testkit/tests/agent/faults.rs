@@ -127,7 +127,7 @@ fn interrupted_watches_miss_no_change() {
 }
 
 /// A proxy whose API server has disappeared still acknowledges the agent's TCP segments, so TCP keep-alive does not
-/// detect this fault. The agent must detect it and open new connections.
+/// detect this fault. The agent must detect the fault and open new connections.
 #[test]
 fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
     let mut world = World::behind_proxy(&[]);

@@ -21,7 +21,7 @@ use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 const MIB: u64 = 1024 * 1024;
 const PODS: [&str; 2] = ["web-0", "web-1"];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-/// Requests per second.
+/// The rate of the load in requests per second.
 const RATE: u32 = 50;
 /// The first node port of the range.
 const FIRST_PORT: u16 = 61000;
@@ -196,8 +196,8 @@ fn a_migration_from_antrea_1_7_loses_nothing_and_writes_nothing() {
     migrate(Format::V1_7, &[], 0);
 }
 
-/// The annotations have the format of Antrea 2.6. The agent publishes NPL's default format, so it writes each
-/// annotation once. The node ports do not change.
+/// Antrea's annotations have the format of Antrea 2.6. NPL's agent publishes its default format, v1.7, which differs,
+/// so the agent rewrites each annotation once. The node ports do not change.
 #[test]
 fn a_migration_from_antrea_2_6_with_redirect_loses_nothing_and_adds_fields() {
     migrate(Format::V2_6, &["--forwarding", "redirect"], 1);
@@ -246,7 +246,8 @@ fn an_agent_beside_antrea_reports_the_sockets_and_the_other_writer_and_loses_not
 }
 
 /// The way back: NPL's agent is stopped, Antrea's agent restores its rules from the annotations, and only then are
-/// NPL's programs removed. New requests are always served. Connections that NPL translated are reset at the last step.
+/// NPL's programs removed. New requests are served throughout, except that the test sends none while the programs are
+/// removed, because the cleanup resets open connections.
 #[test]
 fn a_rollback_to_antrea_loses_no_new_request_and_writes_nothing() {
     let (mut world, antrea) = world_with_antrea(Format::V1_7);

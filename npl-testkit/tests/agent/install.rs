@@ -274,7 +274,7 @@ fn an_agent_that_no_admission_policy_confines_logs_a_warning() {
     world.create_node();
     world.create_pod("web-0");
     world.start_agent(&[]);
-    world.wait_for_log("no admission policy confines this agent");
+    world.wait_for_log("no admission policy restricts this agent's writes");
     let state = |world: &World| {
         let findings = world.agent_options(&[]).command_json("doctor").unwrap();
         let finding = findings.as_array().unwrap().iter().find(|finding| finding["key"] == "admission_policy");

@@ -68,6 +68,10 @@ pub(crate) fn the_host_is_not_modified(world: &mut World) {
         let own = r#"[ "$(cat /proc/sys/kernel/panic)" = 10 ] && [ "$(hostname)" = "$0" ]"#;
         let mut command = Command::new("sh");
         command.args(["-c", own, &node.name()]);
-        assert!(node.space().run(command).unwrap().success(), "{} sees the sysctls of the host", node.name());
+        assert!(
+            node.space().run(command).unwrap().success(),
+            "{}: kernel.panic is not 10, or the hostname is not the Node's name; the Node may see the host's sysctls",
+            node.name()
+        );
     }
 }

@@ -32,8 +32,8 @@ pub(crate) fn agents_are_switched_to_offload_under_load(world: &mut World) {
     });
 }
 
-/// The Node's firewall counts only a few packets of an offloaded connection. Nevertheless, a new drop rule in the
-/// firewall ends the connection.
+/// The Node's firewall counts only a few packets of an offloaded connection, but a new drop rule in the firewall still
+/// ends the connection.
 pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();

@@ -8,9 +8,10 @@ use crate::bpffs_pool::BPFFS;
 use crate::lab::{Lab, needs_perfmon, with_lab, with_loader_lab};
 use crate::links::programs::pinned_infos;
 
-/// The largest number of instructions of a program that the verifier may visit. A verifier gives up after a million.
-/// The limits are much lower, because kernels differ: of a program that Linux 5.10 refused, Linux 6.18 had visited
-/// 258 000 instructions with `CAP_PERFMON`. Without this capability, the verifier also visits speculative paths.
+/// The maximum number of instructions that the verifier may visit in one program. The verifier itself rejects a program
+/// after a million visited instructions. The test's limits are much lower, because kernels differ: of a program that
+/// Linux 5.10 refused, Linux 6.18 had visited 258 000 instructions with `CAP_PERFMON`. Without this capability, the
+/// verifier also visits speculative paths.
 const MAX_VISITED: u32 = 250_000;
 const MAX_VISITED_SPECULATIVELY: u32 = 500_000;
 

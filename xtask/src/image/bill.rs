@@ -122,7 +122,7 @@ mod tests {
         let has = |bill: &Value, name: &str| names(bill).iter().any(|it| it.starts_with(&format!("pkg:cargo/{name}@")));
         let (agent, feed) = (bill(build::AGENT), bill(build::FEED));
         assert_eq!(feed["metadata"]["component"]["name"], "npl-feed");
-        // The feed serves gRPC, which the agent does not; the feed uses the agent's library.
+        // Only the feed serves gRPC, with the crate tonic. The feed uses the agent's library, which is the crate npl-agent.
         assert!(has(&feed, "tonic") && has(&feed, "npl-agent"), "{:?}", names(&feed));
         assert!(!has(&agent, "tonic") && has(&agent, "aya"), "{:?}", names(&agent));
     }

@@ -154,8 +154,9 @@ pub(crate) fn grpc() -> Result<PathBuf> {
     obtain(&GRPC, &AtomicBool::new(false))
 }
 
-/// Returns the directory with `etcd` and `kube-apiserver`: the directory that the user has set; if there is none, the
-/// directory in the cache. Builds the programs if they are missing in the cache.
+/// Returns the directory with `etcd` and `kube-apiserver`. If `KUBEBUILDER_ASSETS` is set, this is that directory, and
+/// missing programs are an error. Otherwise it is the directory in the cache; programs that are missing there are
+/// built.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
     if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
         if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {
@@ -237,7 +238,7 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
 }
 
 /// Copies a file or directory of the module [`Part::versioned`] from Go's module cache to a folder. `module` is the
-/// directory of the part's own Go module.
+/// directory in npl-testkit whose `go.mod` states the version of [`Part::versioned`].
 fn copy_of_module(part: &Part, module: &Path, file: &str, folder: &Path) -> Result<()> {
     let mut list = Command::new("go");
     list.current_dir(module).args(["list", "-m", "-f", "{{.Dir}}", part.versioned]);

@@ -60,7 +60,7 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     }
     match findings.iter().filter(|finding| finding.severity == Severity::Error).count() {
         0 => Ok(()),
-        count => bail!("{count} places break the repository's rules, as listed above"),
+        count => bail!("violations of the repository's rules: {count} (the lines marked `error` above)"),
     }
 }
 

@@ -273,7 +273,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns a file name without its extension.
+/// Returns the part of a path component before its first dot.
 fn stem(part: &str) -> &str {
     part.split('.').next().unwrap_or(part)
 }

@@ -60,8 +60,8 @@ impl Interrupt {
         Self { signals: Arc::default(), earlier: 0, start: Instant::now(), limit }
     }
 
-    /// Begins a time limit for the removal of objects. Signals that arrived before this call do not interrupt the
-    /// removal; a further signal interrupts the removal.
+    /// Begins a new time limit for removing the objects that the command has created. Signals that arrived before this
+    /// call do not interrupt the removal; a further signal interrupts the removal.
     pub(super) fn renewed(&self, limit: Duration) -> Self {
         let signals = Arc::clone(&self.signals);
         Self { earlier: signals.load(Ordering::Relaxed), signals, start: Instant::now(), limit }

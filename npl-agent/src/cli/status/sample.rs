@@ -48,7 +48,7 @@ impl Sample {
     }
 }
 
-/// The values of the counters at one point in time.
+/// The values of the packet counters at one point in time.
 struct Reading {
     reasons: Vec<(Reason, u64)>,
     stats: [MappingStats; 2],

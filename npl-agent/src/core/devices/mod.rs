@@ -338,7 +338,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. First are the published addresses, except addresses that no
+/// The addresses on which node ports answer, by priority. The published addresses come first, except addresses that no
 /// device has. The unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are
 /// excluded because kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn tc_alone_is_the_default() {
+    fn attach_tc_requests_no_xdp_program() {
         for device in [nic(), device(DeviceKind::Veth, None)] {
             assert_eq!(plan(&device, Attach::Tc, true), Err(XdpReason::NotRequested));
         }

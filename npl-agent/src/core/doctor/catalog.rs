@@ -90,9 +90,9 @@ checks! {
         Unknown "The agent has not received its first lists yet; or its socket does not answer: set `--runtime-dir`.";
         effect "The programs keep translating packets, but changes of Pods, Services and the Node are not applied.",
         action "The finding contains the error. Check that the API server is reachable from the Node, and that the agent's ServiceAccount has the permissions that the chart and `deploy/npl.yaml` grant. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
-    admission_policy: "Does an admission policy confine the writes of the running agent?"
-        Ok "A policy confines the agent, or no agent runs.",
-        Warning "No policy confines the agent. The agent tests this by dry runs at its start and every 15 minutes.",
+    admission_policy: "Does an admission policy restrict the writes of the running agent?"
+        Ok "A policy restricts the agent's writes, or no agent runs.",
+        Warning "No policy restricts the agent's writes. The agent tests this by dry runs at its start and every 15 minutes.",
         Unknown "The agent has no result yet, because no Pod has run on the Node since its start; or its socket does not answer: set `--runtime-dir`.";
         effect "Anybody who has the agent's token can change the labels and the status of every Pod.",
         action "Apply the ValidatingAdmissionPolicy `npl-agent` and its binding, which `deploy/npl.yaml` contains. To check at once, restart the agent.";

@@ -337,7 +337,8 @@ impl<'a> ChainOutcome<'a> {
 
 /// Whether a base chain certainly or possibly drops or rejects a packet. The text describes the rule or policy.
 enum Refusal {
-    Certain(String),
+    /// The verbs of the finding, and how the chain drops or rejects the packet.
+    Certain(&'static str, String),
     Possible(String),
 }
 
@@ -367,7 +368,7 @@ impl ForwardChains {
         Some(if walk.may_accept {
             Refusal::Possible(format!("{how}, unless an earlier rule accepts them"))
         } else {
-            Refusal::Certain(format!("{verbs} {how}"))
+            Refusal::Certain(verbs, how)
         })
     }
 
@@ -413,7 +414,7 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
     for packet in kinds.flat_map(|(kind, family)| packets(facts, kind, family)) {
         for chain in &chains.base {
             match chains.refusal(chain, &packet) {
-                Some(Refusal::Certain(how)) => return finding(key, chain, &how, &packet),
+                Some(Refusal::Certain(verbs, how)) => return finding(key, chain, (verbs, &how), &packet),
                 Some(Refusal::Possible(how)) => possible = possible.or(Some((chain, packet.kind, how))),
                 None => {}
             }
@@ -466,7 +467,7 @@ fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort
     if known.is_empty() { vec![None] } else { known }
 }
 
-fn finding(key: &'static str, chain: &BaseChain, how: &str, packet: &Packet<'_>) -> Finding {
+fn finding(key: &'static str, chain: &BaseChain, (verbs, how): (&str, &str), packet: &Packet<'_>) -> Finding {
     let BaseChain { table: Table { family, name: table }, name, .. } = chain;
     let uplink = &packet.uplink.name;
     let (protocol, firewalld) = match packet.family {
@@ -505,7 +506,7 @@ fn finding(key: &'static str, chain: &BaseChain, how: &str, packet: &Packet<'_>)
     };
     Finding::warning(
         key,
-        format!("chain {name} of nftables table {family} {table} {how}: {} {packets}", packet.family),
+        format!("chain {name} of nftables table {family} {table} {verbs} {} {packets}, {how}", packet.family),
         format!("with --forwarding stack and offload, connections to mapped Pods fail: {meaning}: {rule}"),
     )
 }
@@ -589,7 +590,7 @@ mod tests {
                 |it| firewalld(it, Vec::new()),
                 KEY,
                 State::Warning,
-                "chain fwd of nftables table inet firewalld drops or rejects by a rule: IPv4 requests that arrive on",
+                "chain fwd of nftables table inet firewalld drops or rejects IPv4 requests that arrive on",
                 "rule family=ipv4 destination address=POD-NETWORK accept",
             ),
             (|it| firewalld(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]), KEY, State::Ok, "none of 1", ""),
@@ -605,7 +606,7 @@ mod tests {
                 |it| firewalld(it, vec![rule(vec![is(Field::OutName, b"docker0\0\0\0\0\0\0\0\0\0")], Verdict::Accept)]),
                 KEY,
                 State::Warning,
-                "drops or rejects by a rule",
+                ", by a rule",
                 "",
             ),
         ]);
@@ -618,7 +619,7 @@ mod tests {
                 |it| dropping(it, vec![established(), rule(vec![has_bits(Field::Mark, 0x4000)], Verdict::Accept)]),
                 KEY,
                 State::Warning,
-                "chain fwd of nftables table ip filter drops by default",
+                "chain fwd of nftables table ip filter drops IPv4 requests that arrive on eth0, by default",
                 "nft insert rule ip filter fwd ip daddr POD-NETWORK accept",
             ),
             (|it| dropping(it, accept_pods()), KEY, State::Ok, "none of 1", ""),
@@ -634,7 +635,7 @@ mod tests {
                 |it| dropping(it, vec![rule(vec![Condition::unclear()], Verdict::Refuse)]),
                 KEY,
                 State::Warning,
-                "drops by default",
+                ", by default",
                 "",
             ),
             (
@@ -667,7 +668,7 @@ mod tests {
 
     #[test]
     fn a_drop_rule_of_an_accepting_chain_is_reported_if_it_matches_pods() {
-        let drops = "chain fwd of nftables table inet fw drops or rejects by a rule: IPv4 requests that arrive on eth0";
+        let drops = "chain fwd of nftables table inet fw drops or rejects IPv4 requests that arrive on eth0, by a rule";
         check(&[
             (|it| accepting(it, vec![rule(Vec::new(), Verdict::Refuse)]), KEY, State::Warning, drops, "daddr"),
             (
@@ -739,8 +740,8 @@ mod tests {
                 |it| dropping(it, vec![rule(vec![to_pod_network()], Verdict::Accept)]),
                 KEY,
                 State::Warning,
-                "chain fwd of nftables table ip filter drops by default (policy drop): IPv4 replies that leave through \
-                 eth0",
+                "chain fwd of nftables table ip filter drops IPv4 replies that leave through eth0, by default \
+                 (policy drop)",
                 "nft insert rule ip filter fwd ip saddr POD-NETWORK accept",
             ),
             (
@@ -754,7 +755,7 @@ mod tests {
                 |it| accepting(it, vec![rule(vec![from_pod_network()], Verdict::Refuse)]),
                 KEY,
                 State::Warning,
-                "drops or rejects by a rule: IPv4 replies that leave through eth0",
+                "drops or rejects IPv4 replies that leave through eth0, by a rule",
                 "ip saddr POD-NETWORK accept",
             ),
             (node_in_pod_network, KEY, State::Ok, "may drop replies", ""),
@@ -804,7 +805,7 @@ mod tests {
         facts.forward_chains = Ok(all);
         let found = super::forward_chains(&facts).found;
         assert!(
-            found.contains("chain fwd of nftables table inet fw drops or rejects by a rule of chain deny"),
+            found.contains("table inet fw drops or rejects IPv4 requests that arrive on eth0, by a rule of chain deny"),
             "{found}"
         );
     }

@@ -117,17 +117,17 @@ pub(super) fn admission_policy(facts: &Facts) -> Finding {
     let key = "admission_policy";
     match &facts.is_confined {
         _ if !facts.is_agent_running => Finding::ok(key, "no agent runs: see the check agent"),
-        Ok(Some(true)) => Finding::ok(key, "an admission policy confines the agent"),
+        Ok(Some(true)) => Finding::ok(key, "an admission policy restricts the agent's writes"),
         Ok(Some(false)) => Finding::warning(
             key,
-            "no admission policy confines the agent",
+            "no admission policy restricts the agent's writes",
             "anybody who has the agent's token can change the labels and the status of every Pod: apply the \
              ValidatingAdmissionPolicy npl-agent and its binding from deploy/npl.yaml; the agent checks for the \
              policy when it starts and every 15 minutes",
         ),
         Ok(None) => Finding::unknown(
             key,
-            "the agent has not found out whether an admission policy confines it",
+            "the agent has not found out whether an admission policy restricts its writes",
             "the agent tries a dry-run write to a Pod of this Node when it starts and every 15 minutes: check again when \
              a Pod runs here, or restart the agent",
         ),

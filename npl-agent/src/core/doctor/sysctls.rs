@@ -167,8 +167,9 @@ fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
 }
 
 /// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. Mappings do not depend
-/// on these ports. The doctor checks the ports because an operator who reserves NPL's port range in
-/// `net.ipv4.ip_local_reserved_ports` may forget to reserve the ports of Services, too.
+/// on these ports. The doctor nevertheless checks for this overlap: an operator who reserves NPL's port range in
+/// `net.ipv4.ip_local_reserved_ports` may forget to reserve the `nodePort`s, too. Outgoing connections that use a
+/// `nodePort` as source port make that Service unreachable.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(ephemeral) = ephemeral_ports(sysctls) else {

@@ -324,7 +324,7 @@ fn a_missing_or_unattached_datapath_is_reported() {
 fn an_agent_that_no_admission_policy_confines_is_reported() {
     const KEY: &str = "admission_policy";
     check(&[
-        (|_| {}, KEY, State::Ok, "confines the agent", ""),
+        (|_| {}, KEY, State::Ok, "restricts the agent's writes", ""),
         (|it| it.is_confined = Ok(Some(false)), KEY, State::Warning, "no admission policy", "deploy/npl.yaml"),
         (|it| it.is_confined = Ok(None), KEY, State::Unknown, "not found out", "check again"),
         (|it| it.is_confined = Err("no socket".to_owned()), KEY, State::Unknown, "no socket", "--runtime-dir"),

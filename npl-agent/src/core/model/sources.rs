@@ -188,7 +188,7 @@ pub struct AllowList {
 pub struct Unreadable {
     /// The position of the entry in the list, counted from 1.
     pub position: usize,
-    /// The beginning of the entry's text.
+    /// The first 48 characters of the entry.
     pub entry: String,
     /// The number of further entries of the list that cannot be parsed.
     pub others: usize,

@@ -22,8 +22,8 @@ pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 /// The time in milliseconds over which the agents of all Nodes spread their Events about one Service: 5000 agents send
 /// fewer than 100 Events per second.
 pub(crate) const SPREAD_MILLIS: u64 = 60_000;
-/// If an agent has written the Event about a Service less than this time in milliseconds ago, no agent increments the
-/// count of the Event. An agent that does not write the Event tries again after [`REFRESH_MILLIS`]. The last write is
+/// The minimum age in milliseconds of a Service's Event, counted from its last write by any agent, before an agent
+/// increments its count. An agent that does not write the Event tries again after [`REFRESH_MILLIS`]. The last write is
 /// then at most 45 min ago, so the Event still exists.
 pub(crate) const FRESH_MILLIS: u64 = REFRESH_MILLIS / 2;
 

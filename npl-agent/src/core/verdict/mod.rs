@@ -186,7 +186,8 @@ fn of_agent(agent: &AgentView) -> Vec<HealthFinding> {
         findings.push(risk(text, pages::DOCTOR));
     }
     for device in agent.devices.iter().filter(|device| !device.is_attached) {
-        let text = format!("clients behind device {} are not served: {}", device.name, device.reason);
+        let text =
+            format!("device {} has no programs, so clients behind it are not served: {}", device.name, device.reason);
         findings.push(risk(text, pages::DOCTOR));
     }
     for device in &agent.former_programs_on {

@@ -74,8 +74,8 @@ impl PlannerState {
         self.problems().map(view).collect()
     }
 
-    /// Returns, for each Pod whose annotation or readiness gate needs a write, the time in milliseconds since the write
-    /// became necessary.
+    /// Returns, for each Pod whose annotation or readiness condition may need a write, or whose write is not confirmed
+    /// yet, the time in milliseconds since the write became necessary; 0 if no such time is recorded.
     pub fn unpublished_millis(&self, now: Moment) -> Vec<u64> {
         let needs_write = |pod: &&Pod| self.unpublished.contains(&pod.key) || self.writes.contains_key(&pod.uid);
         let since = |pod: &Pod| self.needs_write_since.get(&pod.uid).copied().unwrap_or(now);

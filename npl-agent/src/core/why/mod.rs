@@ -96,7 +96,8 @@ pub enum Link {
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
-    /// The Pod has an address that belongs to no other Pod and is not on the Node's own network.
+    /// The Pod has an address; none of its addresses is on the Node's own network, and none is held by another Pod
+    /// (Pods on the host network are exempt from the latter).
     Address,
     /// The Service's target port resolves to a port of the Pod, with a protocol that the agent serves.
     PortResolved,

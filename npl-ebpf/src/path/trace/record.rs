@@ -137,7 +137,8 @@ extern "C" fn npl_trace_note(bits: u32) -> u32 {
     0
 }
 
-/// Begins this CPU's record with a packet whose IP header starts at offset `l2`.
+/// Starts this CPU's trace record, and stores the packet's device, its length and a copy of its start. The packet's IP
+/// header starts at offset `l2`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_trace_begin(skb: *mut __sk_buff, l2: u32, origin: u32) -> u32 {

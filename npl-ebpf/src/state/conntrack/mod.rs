@@ -243,8 +243,8 @@ impl<'k, F: Family> Flow<'k, F> {
                 let phase = half_open::phase(opening);
                 let same = half_open::entry(key, phase, request.nat.addr_index, request.nat.port);
                 if opening == same && phase.is_opening() {
-                    // Only the key of a handshake's entry contains a number of the packet. A packet that matches another
-                    // entry may be forged, so its FIN and RST do not count.
+                    // Only the key of a handshake's entry depends on a sequence or acknowledgement number of the
+                    // packet. A packet that matches another entry may be forged, so its FIN and RST do not count.
                     let is_proven = key != self.hash;
                     let counted = if is_proven { u8::MAX } else { !(tcp_flag::FIN | tcp_flag::RST) };
                     return self.track_half_open(request, request.segment.flags & counted, slot, phase);

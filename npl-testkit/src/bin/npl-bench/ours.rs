@@ -51,7 +51,7 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Loads NPL on a Node with these mappings and attaches it to the uplink.
+    /// Loads NPL's programs on a Node, writes these mappings, and attaches the programs to the uplink.
     pub(crate) fn load(run: &Run, name: &str, topology: &Topology, mappings: Mappings, manner: Manner) -> Result<Self> {
         if manner.forwarding == Forwarding::Offload {
             // The sysctl exists only if kernel conntrack is loaded, so a failure is ignored.

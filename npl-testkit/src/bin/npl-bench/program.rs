@@ -208,7 +208,7 @@ impl Sent {
     }
 }
 
-/// Programs that are run on synthetic packets.
+/// The loaded programs, which the bench runs on synthetic packets.
 struct Alone {
     datapath: Datapath,
     idle: aya::Ebpf,

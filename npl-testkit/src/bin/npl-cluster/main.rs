@@ -62,7 +62,7 @@ enum Command {
         /// The protocol.
         #[arg(value_enum)]
         protocol: Protocol,
-        /// The address of the server.
+        /// The address and port of the server.
         server: SocketAddr,
     },
     /// Start a cluster, and keep it running until a signal arrives. `up` starts this command.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shows the counters of the datapath.
+//! Shows the packet counters of the datapath, and checks them against the demo's traffic.
 
 use anyhow::Result;
 use serde_json::Value;

@@ -18,7 +18,7 @@ use crate::report::{Report, milliseconds};
 /// The number of requests per second during the transfers.
 const RATE: u32 = 100;
 
-/// The size of each transfer. With the rate below, a transfer takes three seconds.
+/// The size of each transfer in bytes. With the rate below, a transfer takes three seconds.
 const BYTES: u64 = 24 << 20;
 const BYTES_PER_SECOND: u64 = 8 << 20;
 

@@ -35,7 +35,7 @@ pub(super) enum Exception {
     /// The packet has an authentication header, a source route with segments left, or too many extension headers. NPL
     /// passes the packet to the host. No receiver could use a translated packet with one of the first two headers.
     Untranslatable,
-    /// The fragments do not form a complete datagram, or overlap. The kernel forwards only complete datagrams without
+    /// The fragments overlap, or do not form a complete datagram. The kernel forwards only complete datagrams without
     /// overlapping fragments; NPL forwards every fragment.
     NotWhole,
     /// The kernel removes the fragment header of an unfragmented datagram; NPL keeps it.

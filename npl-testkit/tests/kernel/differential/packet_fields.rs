@@ -44,7 +44,7 @@ pub(super) const EXTENSIONS: [&[Extension]; 7] = [
 /// Fragmentation of a datagram, and the order in which the fragments are sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragmentation {
-    /// Payload bytes of each fragment except the last one.
+    /// The payload size in bytes of each fragment except the last one.
     pub(super) size: u16,
     pub(super) order: Order,
 }

@@ -37,8 +37,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a packet by the family of its ethertype; the packet's version field may contradict the
-    /// ethertype.
+    /// Returns the layout of an IP packet of this family. The family comes from the ethertype; the packet's version
+    /// field is ignored, because it may contradict the ethertype.
     pub(super) fn of(family: Family, ip: &[u8]) -> Option<Self> {
         if family == Family::V4 {
             let is_later = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x1fff != 0;

@@ -48,7 +48,7 @@ pub(super) const TRAPS: [Trap; 19] = [
     ("invalid lengths and TCP flags", invalid),
 ];
 
-/// A client of one family.
+/// The setting of a case: the IP family and the client's address.
 pub(super) struct Scene {
     pub(super) family: Family,
     pub(super) client: IpAddr,

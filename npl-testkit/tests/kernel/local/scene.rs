@@ -82,7 +82,7 @@ impl Scene {
         socket
     }
 
-    /// Asserts that the Pod of this name answers at `server` by both protocols.
+    /// Asserts that the Pod `pod` answers requests to `server` over TCP and over UDP.
     #[track_caller]
     pub(super) fn assert_answers(&self, from: &Netns, server: SocketAddr, pod: &str) {
         for protocol in PROTOCOLS {
@@ -91,7 +91,7 @@ impl Scene {
         }
     }
 
-    /// Asserts that the host rejects the request by both protocols.
+    /// Asserts that a TCP and a UDP request from `from` to `server` both fail with `ConnectionRefused`.
     #[track_caller]
     pub(super) fn assert_refused(&self, from: &Netns, server: SocketAddr) {
         for protocol in PROTOCOLS {

@@ -20,7 +20,7 @@ use crate::lab::{Lab, NEXT};
 /// The identification of the client's datagrams, and the identifications of forged datagrams.
 const ID: u32 = 0x4e51;
 const FORGED_IDS: [u32; 2] = [ID, ID + 1];
-/// Payload bytes of a fragment that is too short for the checksum of a TCP segment.
+/// The payload size in bytes of a fragment that is too short for the checksum of a TCP segment.
 const TINY: usize = 16;
 
 /// Sends a forged packet twice with each forged identification: in fragments that reach the Pod, and in tiny fragments,

@@ -25,7 +25,7 @@ fn second_port() -> SocketAddr {
     (node_ip(), SECOND_NODE_PORT).into()
 }
 
-/// Runs `test` for each path of a client, and each other path to the same Pod port.
+/// Runs `test` for a mapped and for a direct flow, each with every other address that leads to the same Pod port.
 fn with_two_paths(test: impl Fn(&mut Lab, Live, SocketAddr) + Send + Sync) {
     for server in [MAPPED, DIRECT] {
         for other in [node, second_node, second_port, pod] {

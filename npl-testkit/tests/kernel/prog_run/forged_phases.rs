@@ -276,7 +276,7 @@ const ENDS: [&[(bool, u8)]; 3] = [
     &[(false, RST | ACK), (true, ACK), (false, RST)],
 ];
 
-/// Ends the connection, with the attack after each segment.
+/// Sends the segments that end the connection, and runs the attack after each segment.
 #[track_caller]
 fn ends(live: Live, lab: &mut Lab, end: &[(bool, u8)]) {
     let attack = Attack::far(live.via, live.isns);

@@ -26,7 +26,7 @@ use crate::sys::stay_on_this_processor;
 
 /// The identification of a datagram's fragments.
 const ID: u32 = 0x4e51;
-/// Payload bytes of a fragment.
+/// The maximum payload size of a fragment in bytes.
 const SIZE: usize = 64;
 
 /// Offset of the IP header in a frame, and lengths of IP headers without options.
@@ -83,7 +83,8 @@ pub(crate) fn pieces(packet: &Packet, id: u32, size: usize) -> Vec<Vec<u8>> {
     (0..payload).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
 }
 
-/// Returns a datagram and a segment, each of five fragments with a short last one.
+/// Returns a UDP datagram and a TCP segment, each with the name of its mapping. Both are so long that `fragments`
+/// splits them into five fragments, and the last fragment is shorter than `SIZE`.
 fn requests() -> [(Packet, &'static str); 2] {
     let payload: Vec<u8> = (0..=255).chain(0..40).collect();
     [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
@@ -174,8 +175,8 @@ fn early_fragment_is_passed_unchanged_and_counted() {
     });
 }
 
-/// The program overwrites the first fragment's skb with each saved copy and re-injects it. Afterwards, the program must
-/// restore the first fragment's bytes.
+/// The program writes each saved copy into the first fragment's skb, and re-injects a clone of this skb at egress.
+/// Afterwards, the program must restore the first fragment's bytes.
 #[test]
 fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
@@ -193,8 +194,8 @@ fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     });
 }
 
-/// The program overwrites the first fragment's skb with each saved copy and re-injects it at ingress. Afterwards, the
-/// program must restore the first fragment's bytes.
+/// The program writes each saved copy into the first fragment's skb, and re-injects a clone of this skb at ingress.
+/// Afterwards, the program must restore the first fragment's bytes.
 #[test]
 fn first_fragment_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();

@@ -26,7 +26,7 @@ use crate::lab::Lab;
 
 /// The identification of a datagram's fragments.
 const ID: u32 = 0x4e52;
-/// Payload bytes of a fragment.
+/// The maximum payload size of a fragment in bytes.
 const SIZE: usize = 40;
 
 fn client() -> SocketAddr {

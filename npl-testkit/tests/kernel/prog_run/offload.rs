@@ -28,14 +28,16 @@ fn request(lab: &mut Lab, packet: &Packet) -> i32 {
     outcome.action
 }
 
-/// Records that the kernel stack has forwarded a packet of the client.
+/// Runs the egress program of the Pod's device with a translated request: the program records that the kernel stack has
+/// forwarded the request.
 fn stack_forwards_to_pod(lab: &mut Lab, packet: &Packet) {
     let packet = to(packet, pod()).build();
     let Outcome { action, bytes, changes } = lab.run(PROG_TO_PODS, &packet);
     assert_eq!((action, bytes, changes), (NEXT, packet, vec![]), "the program must only record an observation");
 }
 
-/// Records that the kernel stack has forwarded a packet of the Pod.
+/// Runs the egress program of the uplink with a reply: the program translates the reply, and records that the kernel
+/// stack has forwarded the reply.
 fn stack_forwards_to_client(lab: &mut Lab, packet: &Packet) {
     let outcome = lab.run(PROG_EGRESS_OFFLOAD, &packet.build());
     assert_eq!((outcome.action, outcome.bytes), (NEXT, from(packet, node()).build()));

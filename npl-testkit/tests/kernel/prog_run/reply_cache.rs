@@ -208,8 +208,8 @@ fn corrupt_cache_entry_is_ignored_and_replaced() {
     });
 }
 
-/// One client endpoint uses two NAT addresses. The flow table decides from which of them the replies come. If the
-/// flow's slot of the half-open cache names the other NAT address, the reply cache must not store that address.
+/// One client endpoint uses two NAT addresses. The flow table decides which of the two is the source of the replies. If
+/// the flow's slot of the half-open cache names the other NAT address, the reply cache must not store that address.
 #[test]
 fn slot_that_contradicts_the_flow_table_is_not_cached() {
     with_mappings(|lab| {

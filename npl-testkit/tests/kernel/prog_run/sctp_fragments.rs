@@ -121,7 +121,7 @@ fn becomes_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8], byte
     assert_eq!(run_without_slot(lab, program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
 }
 
-/// The clock of the kernel programs.
+/// Returns the time by the clock that the kernel programs use.
 fn now() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap().into()
 }

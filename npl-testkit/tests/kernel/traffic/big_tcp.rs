@@ -19,10 +19,10 @@ use super::redirect::DROP_FORWARDED;
 use crate::wire::{ETH_P_ALL, link_address};
 use crate::world::{World, is_emulated};
 
-/// Three times 64 KiB: far above the maximum of a 16-bit length.
+/// The GSO and GRO maximum size that the test sets: three times 64 KiB, far above the maximum of a 16-bit length field.
 const BIG_TCP_BYTES: u32 = 196_608;
 
-/// The maximum of a 16-bit length.
+/// The maximum of a 16-bit length field.
 const MAX_IP_BYTES: u32 = 65_535;
 const ETHERNET_HEADER: u32 = 14;
 

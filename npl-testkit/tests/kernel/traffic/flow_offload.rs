@@ -45,7 +45,7 @@ const DROPPED: u64 = 2;
 /// even a flow that is still offloaded may move no data by chance.
 const STALLED: Duration = Duration::from_secs(1);
 
-/// Time limit for waits for the kernel, far above their usual duration.
+/// The time limit of each wait for a change in the kernel, far above the usual duration.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {

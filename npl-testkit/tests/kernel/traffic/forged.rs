@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests forged frames against live sockets. A second host, in another network of the Node, sends frames with the
-//! client's source address and wrong numbers, while the client and the Pod have a connection open.
+//! client's source address and wrong sequence and acknowledgement numbers, while the client and the Pod have a
+//! connection open.
 
 use std::fmt::Debug;
 use std::io::{Read as _, Write as _};
@@ -35,7 +36,7 @@ const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 /// More than the idle timeout of every flow.
 const IDLE: Duration = Duration::from_hours(24 * 6);
-/// Payload bytes of a forged fragment.
+/// The payload size of a forged fragment in bytes.
 const FRAGMENT: usize = 64;
 
 /// A Node with the addresses of two networks: the client is in the first network, the attacker in the second one.
@@ -222,7 +223,7 @@ impl Pair {
         transfer(&self.pod, &self.client, b"Pod web-0", self.server);
     }
 
-    /// Sends data of the Pod first.
+    /// Sends data from the Pod to the client, and then exchanges data in both directions.
     #[track_caller]
     fn pod_speaks_first(&self) {
         transfer(&self.pod, &self.client, b"Pod web-0 first", self.server);

@@ -16,7 +16,7 @@ use crate::world::World;
 /// The address of a client that the Node reaches through the uplink.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
 const LIMIT: Duration = Duration::from_secs(30);
-/// Payload bytes of the first fragment.
+/// The payload size of the first fragment in bytes.
 const FIRST: usize = 24;
 const UDP_HEADER: usize = 8;
 

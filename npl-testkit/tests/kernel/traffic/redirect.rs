@@ -39,7 +39,7 @@ table inet npl_test {
 /// A node port whose Pod port is closed.
 const CLOSED: u16 = 61_050;
 
-/// Time limit for waits for the kernel, far above their usual duration.
+/// The time limit of each wait for a change in the kernel, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {

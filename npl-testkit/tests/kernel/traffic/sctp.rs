@@ -354,8 +354,8 @@ fn in_each_family(world: &World, test: impl Fn(Family, &Association<'_>)) {
             netns.nft(DROP_SCTP_INPUT).unwrap();
         }
     }
-    // These requests create neighbor entries. Without an entry, a frame would wait for neighbor resolution, and arrive
-    // after later frames.
+    // The TCP and UDP requests of `assert_answers` create neighbor entries. Without an entry, a frame would wait for
+    // neighbor resolution, and arrive after later frames.
     world.assert_answers();
     for (index, family) in Family::ALL.into_iter().enumerate() {
         let client_wire = wire::open_for(family, &world.topology.client().device, &world.topology.client().uplink);

@@ -13,7 +13,7 @@ use super::flow_offload::STATEFUL;
 use super::tunnels::received;
 use crate::world::{NODE_PORT, World, is_emulated};
 
-/// Time limit for waits for the kernel, far above their usual duration.
+/// The time limit of each wait for a change in the kernel, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The value of `rp_filter` for the loose reverse path filter, which accepts a packet whose source is reachable through

@@ -43,8 +43,8 @@ use crate::{
 
 /// The time limit of the whole command. The summary names the Nodes whose documents have not been collected by then.
 const LIMIT: Duration = node_pod::LIMIT;
-/// The kind of Namespace for the Pods that `--create-pods` creates. The level `privileged` admits Pods with the host
-/// network and with `hostPath` volumes.
+/// The label and the Pod Security level of the Namespaces for the Pods that `--create-pods` creates. The level
+/// `privileged` admits Pods with the host network and with `hostPath` volumes.
 const NAMESPACE: Kind = Kind { label: "npl-bundle", level: "privileged" };
 /// The time limit for the documents of one Node.
 const NODE_LIMIT: Duration = Duration::from_mins(1);

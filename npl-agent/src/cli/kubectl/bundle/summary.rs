@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::archive::Unpacked;
 use crate::cli::kubectl::nodes::AgentPod;
 
-/// The maximum length, in characters, of the reason why a Node's documents are missing.
+/// The maximum length, in characters, of the reason why documents of a Node or of the cluster are missing; a longer
+/// reason is cut.
 const REASON: usize = 500;
 
 /// A Node whose documents are to be collected.

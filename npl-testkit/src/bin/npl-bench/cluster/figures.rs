@@ -6,8 +6,8 @@ use crate::figures::{Aim, Figure, Stage, figure};
 /// The goal for latencies and CPU times: a request through a mapping takes at most 5 % more than a request to the Pod's
 /// own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// The goal for latencies and CPU times: a request through a mapping takes no more than a request through a Service of
-/// kube-proxy.
+/// The goal for latencies and CPU times: a request through a mapping takes at most as much as a request through a
+/// Service of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
 /// The goal for request rates: the rate through a mapping is at least 95 % of the rate to the Pod's own address.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];

@@ -21,7 +21,7 @@ const WARM_UP: usize = 20;
 /// The time from the start of a stream to the start of its measurement, in which the congestion window opens.
 const RAMP: Duration = Duration::from_millis(10);
 
-/// The size of each write and read.
+/// The size of the buffer for each write and read, in bytes.
 const CHUNK: usize = 256 * 1024;
 
 /// The byte that ends a stream of zeros.

@@ -61,7 +61,7 @@ impl Node {
         Ok(Self { name, ip, agent: None, bpffs, netns })
     }
 
-    /// Starts the agent without waiting. An earlier agent must have been killed.
+    /// Starts the agent, and does not wait until the agent is ready. An earlier agent must have been killed.
     pub(super) fn launch(&mut self, run: &Run, kubeconfig: &Path) -> Result<()> {
         let log = run.file(&format!("{}.log", self.name));
         let options = Options::new(&self.netns, &self.name, kubeconfig, self.bpffs.path(), &log)?;
