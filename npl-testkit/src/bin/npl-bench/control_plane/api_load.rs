@@ -16,9 +16,10 @@ use super::environment::{
     Agents, Environment, LIMIT, NAMESPACE, NODE, in_parallel, is_published, let_pass, numbered, service,
 };
 use super::figures::{
-    MODEL_READ, MODEL_READ_NAMESPACES, MODEL_READ_SELECTOR, MODEL_REQUESTS, REPLACED_READ, REPLACED_REQUESTS,
-    RESTART_READ, RESTART_READ_NAMESPACES, RESTART_READ_SELECTOR, RESTART_SENT, RESTART_SENT_NAMESPACES, SERVICE_READ,
-    SERVICE_READ_NAMESPACES, START_READ, START_SENT,
+    MODEL_READ, MODEL_READ_NAMESPACES, MODEL_READ_SELECTOR, MODEL_READ_STREAMED, MODEL_REQUESTS,
+    MODEL_REQUESTS_STREAMED, REPLACED_READ, REPLACED_REQUESTS, RESTART_READ, RESTART_READ_NAMESPACES,
+    RESTART_READ_SELECTOR, RESTART_READ_STREAMED, RESTART_SENT, RESTART_SENT_NAMESPACES, RESTART_SENT_STREAMED,
+    SERVICE_READ, SERVICE_READ_NAMESPACES, START_READ, START_SENT,
 };
 use super::requests::Requests;
 use super::services::{OTHERS, Others};
@@ -77,7 +78,8 @@ struct Measured {
     service: Traffic,
 }
 
-/// Measures with an API server that compresses lists, and then with one that does not.
+/// Measures with an API server that compresses lists and supports streaming lists, and then with one that does not
+/// compress and one that does not support streaming lists.
 pub(super) fn measure(effort: Effort, samples: &mut Samples) -> Result<()> {
     let compressed = with_api_server(&[], |scene| {
         for _round in 0..effort.rounds {
@@ -94,6 +96,7 @@ pub(super) fn measure(effort: Effort, samples: &mut Samples) -> Result<()> {
     })?;
     let uncompressed =
         with_api_server(&["--feature-gates=APIResponseCompression=false"], |scene| scene.rounds(effort))?;
+    let listed = with_api_server(&["--feature-gates=WatchList=false"], |scene| scene.rounds(effort))?;
     for (with, without) in compressed.iter().zip(&uncompressed) {
         add(samples, &START_SENT, with.start.requests);
         add(samples, &RESTART_SENT, with.restart.requests);
@@ -104,6 +107,13 @@ pub(super) fn measure(effort: Effort, samples: &mut Samples) -> Result<()> {
         samples.add(&MODEL_READ, &[with.restart.bytes * NODES / 1e9], &[without.restart.bytes * NODES / 1e9]);
         samples.add(&REPLACED_READ, &[with.replaced.bytes / 1e3], &[without.replaced.bytes / 1e3]);
         samples.add(&SERVICE_READ, &[with.service.bytes / 1e3], &[without.service.bytes / 1e3]);
+    }
+    for (streamed, listed) in compressed.iter().zip(&listed) {
+        let (streamed, listed) = (streamed.restart, listed.restart);
+        samples.add(&RESTART_SENT_STREAMED, &[streamed.requests], &[listed.requests]);
+        samples.add(&RESTART_READ_STREAMED, &[streamed.bytes / 1e3], &[listed.bytes / 1e3]);
+        samples.add(&MODEL_REQUESTS_STREAMED, &[streamed.requests * NODES], &[listed.requests * NODES]);
+        samples.add(&MODEL_READ_STREAMED, &[streamed.bytes * NODES / 1e9], &[listed.bytes * NODES / 1e9]);
     }
     Ok(())
 }
