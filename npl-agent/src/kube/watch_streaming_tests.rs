@@ -85,7 +85,7 @@ async fn an_api_server_without_streaming_lists_receives_one_request_for_them() {
 async fn an_api_server_that_ignores_the_parameters_of_a_streaming_list_is_noticed() {
     // An old API server sends all Pods, and later a bookmark without the annotation.
     let mut scene = watching_pods();
-    stream(&mut scene, &[added("a", 1), bookmark(5, &Value::Null)]).await;
+    stream(&mut scene, &[added("a", 1), bookmark(5, &json!({}))]).await;
     listed(&mut scene, &[pod("a", 1), pod("b", 2)]).await;
     assert_eq!(names(&scene.change().await), ["list a", "list b"]);
 

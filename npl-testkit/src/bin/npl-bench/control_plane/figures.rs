@@ -59,7 +59,7 @@ pub(crate) const START_SENT: Figure = figure("api-load/start-requests", "request
 pub(crate) const START_READ: Figure = figure("api-load/start-read", "kB", ApiLoad, &[Ratio(0.25)]).beside(WITHOUT_GZIP);
 pub(crate) const RESTART_SENT: Figure = figure("api-load/restart-requests", "requests", ApiLoad, &[]);
 pub(crate) const RESTART_SENT_NAMESPACES: Figure =
-    figure("api-load/restart-requests-namespaces", "requests", ApiLoad, &[Most(15.0)]);
+    figure("api-load/restart-requests-namespaces", "requests", ApiLoad, &[]);
 pub(crate) const RESTART_READ: Figure =
     figure("api-load/restart-read", "kB", ApiLoad, &[Ratio(0.25)]).beside(WITHOUT_GZIP);
 pub(crate) const RESTART_READ_SELECTOR: Figure = figure("api-load/restart-read-selector", "kB", ApiLoad, &[]);
