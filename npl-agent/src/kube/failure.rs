@@ -79,6 +79,12 @@ impl RequestFailure {
         Self { kind: FailureKind::Unreachable, cause, after: None }
     }
 
+    /// Describes a streaming list that the API server ended before the end of the initial events.
+    pub(super) fn interrupted() -> Self {
+        let cause = "the streaming list ended before its last object".to_owned();
+        Self { kind: FailureKind::Unreachable, cause, after: None }
+    }
+
     /// Describes a watch in which a due bookmark did not arrive, for example because a proxy keeps the connection open
     /// although the API server is gone.
     pub(super) fn without_bookmark(silence: Duration) -> Self {

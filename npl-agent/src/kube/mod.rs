@@ -22,6 +22,7 @@ pub mod patch;
 mod renewal;
 pub mod retire;
 pub mod source;
+mod streaming;
 mod token;
 mod transport;
 pub mod watch;

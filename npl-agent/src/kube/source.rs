@@ -15,7 +15,7 @@ use kube::{
     core::Request,
 };
 use serde::{Deserialize, de::DeserializeOwned};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower::service_fn;
 
 use super::{
@@ -29,6 +29,23 @@ const COMPLETE_ANSWER: Duration = Duration::from_mins(2);
 
 /// The stream of the events of one watch.
 pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
+
+/// A watch that the API server has accepted.
+pub(super) struct OpenWatch<W> {
+    /// The time of the request.
+    pub(super) started: Instant,
+    pub(super) events: Events<W>,
+}
+
+/// The events with which a watch begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WatchStart<'a> {
+    /// The changes after this resource version.
+    After(&'a str),
+    /// All objects, then a bookmark that marks their end, and then their changes: a streaming list. The request has no
+    /// resource version, so the bookmark follows only when the objects are as new as a quorum of etcd.
+    InitialEvents,
+}
 
 /// Which page of a list to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,14 +141,19 @@ impl<W: Watched> Source<W> {
         })
     }
 
-    /// Starts a watch that sends the changes after this resource version.
-    pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Events<W>, RequestFailure> {
+    /// Starts a watch that the API server ends after `seconds`.
+    pub(super) async fn watch(&self, start: WatchStart<'_>, seconds: u32) -> Result<OpenWatch<W>, RequestFailure> {
+        let started = Instant::now();
+        let (version, send_initial_events) = match start {
+            WatchStart::After(version) => (version, false),
+            WatchStart::InitialEvents => ("", true),
+        };
         let params = WatchParams {
             field_selector: self.selection.fields.clone(),
             label_selector: self.selection.labels.clone(),
             timeout: Some(seconds),
             bookmarks: true,
-            ..WatchParams::default()
+            send_initial_events,
         };
         let request = self.request().watch(&params, version).map_err(kube::Error::BuildRequest);
         let events = match request {
@@ -139,7 +161,8 @@ impl<W: Watched> Source<W> {
             Err(err) => Err(err),
         };
         let events = events.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))?;
-        Ok(events.map(|event| event.map_err(|err| RequestFailure::of(&err, None))).boxed())
+        let events = events.map(|event| event.map_err(|err| RequestFailure::of(&err, None))).boxed();
+        Ok(OpenWatch { started, events })
     }
 }
 

@@ -40,7 +40,7 @@ use super::*;
 use crate::kube::{
     mock::without_end,
     objects::PodObject,
-    source::{Events, Page, Selection, Source},
+    source::{Events, OpenWatch, Page, Selection, Source, WatchStart},
 };
 
 /// Makes the kernel drop every packet that arrives for the socket, like a stateful firewall that has lost the
@@ -65,7 +65,8 @@ async fn a_connection_that_died_silently_fails_soon() {
     let second = Duration::from_secs(1);
     let liveness = Liveness { idle: second, interval: second, unacknowledged: second, ..LIVENESS };
     let client = build(Config::new(url.parse().unwrap()), liveness).unwrap();
-    let mut events = Source::<PodObject>::new(client, Selection::default()).watch("10", 240).await.unwrap();
+    let source = Source::<PodObject>::new(client, Selection::default());
+    let OpenWatch { mut events, .. } = source.watch(WatchStart::After("10"), 240).await.unwrap();
     let socket = server.await.unwrap();
     swallow_packets(&socket);
     let end = timeout(Duration::from_secs(20), events.next()).await.expect("the watch still waits");
@@ -102,7 +103,7 @@ async fn lists_are_requested_compressed_and_watches_are_not() {
 
     // A watch must not request compression. The API server of Kubernetes 1.37 and later would compress each event
     // separately, and the decoder cannot read separately compressed events.
-    let (watch, request) = tokio::join!(source.watch("10", 240), respond_once(&listener, "", b""));
+    let (watch, request) = tokio::join!(source.watch(WatchStart::After("10"), 240), respond_once(&listener, "", b""));
     assert!(watch.is_ok());
     assert!(request.contains("\naccept-encoding: identity\r"), "{request}");
 }
@@ -176,7 +177,7 @@ async fn forward(
 }
 
 async fn first_event(source: &Source<PodObject>) -> Events<PodObject> {
-    let mut events = source.watch("10", 240).await.unwrap();
+    let OpenWatch { mut events, .. } = source.watch(WatchStart::After("10"), 240).await.unwrap();
     let first = timeout(PATIENCE, events.next()).await.unwrap();
     assert!(matches!(first, Some(Ok(WatchEvent::Added(_)))), "{first:?}");
     events

@@ -14,7 +14,7 @@ use kube::{Client, api::WatchEvent};
 use tokio::{
     sync::mpsc::Sender,
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tracing::{debug, trace};
 
@@ -23,7 +23,8 @@ use super::{
     convert::{AnnotationKeys, Converted},
     failure::{FailureKind, RequestFailure},
     objects::{NodeObject, PodObject, ServiceObject},
-    source::{Page, Selection, Source},
+    source::{OpenWatch, Page, Selection, Source, WatchStart},
+    streaming::{self, CompleteList, StreamFailure},
     watch_health::{Observers, WatchHealth, WatchObserver},
     watched::Watched,
 };
@@ -108,7 +109,15 @@ impl<C: fmt::Debug + Send + 'static> Watch<C> {
     pub async fn follow<W: Watched<Change = C>>(self, client: Client, selection: Selection) -> WatchedResource {
         let health = WatchHealth::new(W::SUBJECT, Arc::clone(&self.observer));
         let (source, delays) = (Source::new(client, selection), Jittered::new());
-        let mut follower = Follower::<W> { watch: self, source, delays, health, receives_bookmarks: false };
+        let mut follower = Follower::<W> {
+            watch: self,
+            source,
+            delays,
+            health,
+            receives_bookmarks: false,
+            supports_streaming: W::IS_STREAMED,
+            was_restored: false,
+        };
         let Err(ReceiverDropped) = follower.run().await;
         W::SUBJECT
     }
@@ -146,6 +155,14 @@ enum End {
     Failed(RequestFailure),
 }
 
+/// The first objects were sent to the receiver; the watch continues from here.
+struct Beginning<W> {
+    /// The resource version of the objects.
+    version: String,
+    /// The watch that has sent the objects by a streaming list; `None` if the objects were listed.
+    watch: Option<OpenWatch<W>>,
+}
+
 /// Lists objects of one kind and watches their changes.
 struct Follower<W: Watched> {
     watch: Watch<W::Change>,
@@ -155,14 +172,46 @@ struct Follower<W: Watched> {
     /// Whether the API server sends bookmarks. Each bookmark sets this field, and a due bookmark that does not arrive
     /// clears it.
     receives_bookmarks: bool,
+    /// Whether to request streaming lists. The value becomes false for the life of the agent when the API server turns
+    /// out not to support them.
+    supports_streaming: bool,
+    /// Whether the API server's store was restored since the last list.
+    was_restored: bool,
 }
 
 impl<W: Watched> Follower<W> {
     async fn run(&mut self) -> Result<Infallible, ReceiverDropped> {
         loop {
-            let version = self.list().await?;
-            self.follow_from(version).await?;
+            let beginning = self.begin().await?;
+            self.follow_from(beginning).await?;
         }
+    }
+
+    /// Requests and sends all objects: by one attempt of a streaming list, and otherwise by lists until one succeeds.
+    async fn begin(&mut self) -> Result<Beginning<W>, ReceiverDropped> {
+        // After a restore, the watch cache of an API server that was not restarted contains the former objects with
+        // higher versions. The API server would consider this cache current and send the former objects.
+        if !mem::take(&mut self.was_restored) && self.supports_streaming {
+            let convert = |object| self.watch.convert::<W>(object).filter(W::is_relevant);
+            match streaming::receive(&self.source, WATCH_SECONDS, convert).await {
+                Ok((CompleteList { objects, version }, watch)) => {
+                    // The end of the initial events is a bookmark.
+                    self.receives_bookmarks = true;
+                    self.health.record_success();
+                    self.watch.send::<W>(W::listed(self.source.namespace(), objects)).await?;
+                    return Ok(Beginning { version, watch: Some(watch) });
+                }
+                Err(StreamFailure::Unsupported(reason)) => {
+                    debug!(
+                        subject = %W::SUBJECT, reason,
+                        "the API server does not support streaming lists; the agent requests a list"
+                    );
+                    self.supports_streaming = false;
+                }
+                Err(StreamFailure::Failed(failure)) => self.record_failure_and_wait(&failure).await,
+            }
+        }
+        Ok(Beginning { version: self.list().await?, watch: None })
     }
 
     /// Requests and sends a complete list, and returns its resource version. All pages are collected before the list is
@@ -198,14 +247,16 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Watches the changes after a resource version and sends each change, until the agent must list all objects again.
-    async fn follow_from(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
+    /// Watches the changes of the first objects and sends each change, until the agent must list all objects again.
+    async fn follow_from(&mut self, beginning: Beginning<W>) -> Result<(), ReceiverDropped> {
+        let Beginning { mut version, mut watch } = beginning;
         let mut may_be_restored = false;
         loop {
             if may_be_restored {
                 match self.source.newest_version().await {
                     Ok(newest) if is_older(&newest, &version) => {
                         self.health.record_restore(&version, &newest);
+                        self.was_restored = true;
                         return match W::restored() {
                             Some(change) => self.watch.send::<W>(change).await,
                             None => Ok(()),
@@ -218,7 +269,7 @@ impl<W: Watched> Follower<W> {
                     }
                 }
             }
-            let end = self.follow_one_watch(&mut version).await?;
+            let end = self.follow_one_watch(watch.take(), &mut version).await?;
             may_be_restored = !matches!(end, End::OnTime);
             match end {
                 End::OnTime | End::Early { was_idle: false } => {}
@@ -234,11 +285,18 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Sends the changes of one watch, and sets `version` to the last received resource version.
-    async fn follow_one_watch(&mut self, version: &mut String) -> Result<End, ReceiverDropped> {
-        let started = Instant::now();
-        let mut events = match self.source.watch(version, WATCH_SECONDS).await {
-            Ok(events) => events,
+    /// Sends the changes of `open`, or else of a new watch, and sets `version` to the last received resource version.
+    async fn follow_one_watch(
+        &mut self,
+        open: Option<OpenWatch<W>>,
+        version: &mut String,
+    ) -> Result<End, ReceiverDropped> {
+        let opened = match open {
+            Some(open) => Ok(open),
+            None => self.source.watch(WatchStart::After(version), WATCH_SECONDS).await,
+        };
+        let OpenWatch { started, mut events } = match opened {
+            Ok(open) => open,
             Err(failure) => return Ok(End::Failed(failure)),
         };
         self.health.record_start();

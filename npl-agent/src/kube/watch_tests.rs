@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use tokio::sync::mpsc::{self, Receiver};
+use tokio::{
+    sync::mpsc::{self, Receiver},
+    time::Instant,
+};
 
 use super::*;
 use crate::{
@@ -48,6 +51,17 @@ impl Scene {
         timeout(Duration::from_mins(10), self.changes.recv()).await.unwrap().unwrap()
     }
 
+    /// Returns the next request that is not for a streaming list. Refuses a streaming list as an API server does that
+    /// does not support it.
+    async fn list_request(&mut self) -> ReceivedRequest {
+        let request = self.server.next_request().await;
+        if !request.line.contains("sendInitialEvents") {
+            return request;
+        }
+        request.answer(422, refusal(422, "Invalid", "sendInitialEvents: Forbidden"));
+        self.server.next_request().await
+    }
+
     fn counts(&self, line: &str) -> bool {
         self.metrics.encode(Format::OpenMetrics).unwrap().lines().any(|found| found == line)
     }
@@ -80,6 +94,11 @@ fn names(change: &Change) -> Vec<String> {
     }
 }
 
+/// The first request for the Pods of the Node `worker-1`.
+const STREAMED_PODS: &str = "GET /api/v1/pods?&watch=true&timeoutSeconds=240&fieldSelector=spec.nodeName%3Dworker-1\
+                             &allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
+                             &resourceVersion=";
+
 /// Starts the agent's watches, answers the first request of each watch with an empty list, and returns these requests.
 async fn first_requests(namespaces: &str, service_selector: Option<&str>) -> BTreeSet<String> {
     let (client, mut server) = api_server();
@@ -103,11 +122,8 @@ async fn first_requests(namespaces: &str, service_selector: Option<&str>) -> BTr
 #[tokio::test(start_paused = true)]
 async fn the_watches_select_only_this_node_and_its_pods() {
     let lines = first_requests("", None).await;
-    let expected = [
-        "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
-        "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1",
-        "GET /api/v1/services?&limit=500",
-    ];
+    let expected =
+        ["GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1", STREAMED_PODS, "GET /api/v1/services?&limit=500"];
     assert!(lines.iter().eq(expected.iter()), "{lines:?}");
 }
 
@@ -120,7 +136,7 @@ async fn a_selector_limits_the_list_and_the_watch_of_services_only() {
     let (client, mut server) = api_server();
     let selection = Selection { labels: Some("npl=yes".to_owned()), ..Selection::default() };
     let source = Source::<ServiceObject>::new(client, selection);
-    let (watch, ()) = tokio::join!(source.watch("10", 240), async {
+    let (watch, ()) = tokio::join!(source.watch(WatchStart::After("10"), 240), async {
         let request = server.next_request().await;
         assert!(
             request.line.contains("watch=true") && request.line.contains("labelSelector=npl%3Dyes"),
@@ -139,7 +155,7 @@ async fn namespaces_have_a_watch_of_services_each_and_pods_have_one_watch() {
         "GET /api/v1/namespaces/billing/services?&labelSelector=npl%3Dyes&limit=500",
         "GET /api/v1/namespaces/shop/services?&labelSelector=npl%3Dyes&limit=500",
         "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
-        "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1",
+        STREAMED_PODS,
     ];
     assert!(lines.iter().eq(expected.iter()), "{lines:?}");
 }
@@ -148,7 +164,7 @@ async fn namespaces_have_a_watch_of_services_each_and_pods_have_one_watch() {
 async fn the_watch_of_a_namespace_sends_all_its_requests_to_the_namespace() {
     let mut scene =
         selecting::<ServiceObject>(Selection { namespace: Some("shop".to_owned()), ..Selection::default() });
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     assert_eq!(scene.change().await, Change::Services(Some("shop".into()), Vec::new()));
     let watch = scene.server.next_request().await;
     assert!(watch.line.starts_with("GET /api/v1/namespaces/shop/services?&watch=true"), "{}", watch.line);
@@ -161,7 +177,7 @@ async fn the_watch_of_a_namespace_sends_all_its_requests_to_the_namespace() {
 #[tokio::test(start_paused = true)]
 async fn a_list_is_one_change_and_each_event_another() {
     let mut scene = watching::<PodObject>(Some("spec.nodeName=worker-1"));
-    list(scene.server.next_request().await, &[pod("a", 1), pod("b", 2), json!({ "metadata": {} })]);
+    list(scene.list_request().await, &[pod("a", 1), pod("b", 2), json!({ "metadata": {} })]);
     assert_eq!(names(&scene.change().await), ["list a", "list b"]);
     let request = scene.server.next_request().await;
     for part in
@@ -187,7 +203,7 @@ async fn a_list_is_one_change_and_each_event_another() {
 #[tokio::test(start_paused = true)]
 async fn an_expired_watch_starts_again_with_a_list() {
     let mut scene = watching::<PodObject>(None);
-    list(scene.server.next_request().await, &[pod("a", 1)]);
+    list(scene.list_request().await, &[pod("a", 1)]);
     assert_eq!(names(&scene.change().await), ["list a"]);
     events(
         scene.server.next_request().await,
@@ -195,7 +211,7 @@ async fn an_expired_watch_starts_again_with_a_list() {
             json!({ "type": "ERROR", "object": { "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired" } }),
         ],
     );
-    list(scene.server.next_request().await, &[pod("b", 20)]);
+    list(scene.list_request().await, &[pod("b", 20)]);
     assert_eq!(names(&scene.change().await), ["list b"]);
     assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="expired"} 1"#));
 }
@@ -208,7 +224,7 @@ async fn errors_never_end_a_watch_and_are_counted_by_kind() {
     scene.server.next_request().await.answer(500, "");
     scene.server.next_request().await.break_connection();
     scene.server.next_request().await.answer(200, "<html>");
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     assert_eq!(scene.change().await, Change::Services(None, Vec::new()));
     for kind in ["forbidden", "unauthorized", "unavailable", "unreachable", "malformed"] {
         let line = format!(r#"npl_watch_errors_total{{subject="services",kind="{kind}"}} 1"#);
@@ -220,8 +236,8 @@ async fn errors_never_end_a_watch_and_are_counted_by_kind() {
 async fn an_answer_without_an_end_is_requested_again() {
     let mut scene = watching::<PodObject>(None);
     let list_begun = r#"{"metadata":{"resourceVersion":"10"},"items":["#;
-    scene.server.next_request().await.answer_without_end(200, list_begun);
-    list(scene.server.next_request().await, &[pod("a", 1)]);
+    scene.list_request().await.answer_without_end(200, list_begun);
+    list(scene.list_request().await, &[pod("a", 1)]);
     assert_eq!(names(&scene.change().await), ["list a"]);
     // If the API server refuses a watch, the agent reads the complete error answer. The body of this answer never ends,
     // so the agent stops reading at the time limit and sends the next request.
@@ -234,7 +250,7 @@ async fn an_answer_without_an_end_is_requested_again() {
 #[tokio::test(start_paused = true)]
 async fn an_empty_list_of_nodes_means_that_the_node_is_gone() {
     let mut scene = watching::<NodeObject>(Some("metadata.name=worker-1"));
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     assert_eq!(scene.change().await, Change::NodeGone);
     let node = json!({ "metadata": { "name": "worker-1", "resourceVersion": "11" } });
     events(
@@ -248,8 +264,9 @@ async fn an_empty_list_of_nodes_means_that_the_node_is_gone() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_ends_when_its_receiver_is_dropped() {
     let mut scene = watching::<PodObject>(None);
+    let request = scene.list_request().await;
     drop(scene.changes);
-    list(scene.server.next_request().await, &[pod("a", 1)]);
+    list(request, &[pod("a", 1)]);
     let ended = timeout(Duration::from_secs(5), scene.tasks.join_next()).await.unwrap();
     assert!(matches!(ended, Some(Ok(WatchedResource::Pods))), "{ended:?}");
 }
@@ -265,7 +282,7 @@ async fn lists_keep_enabled_services_and_node_ports_and_events_report_all() {
     let mut node_port = service("node", "false");
     node_port["spec"]["ports"] = json!([{ "port": 80, "nodePort": 61000 }]);
     let mut scene = watching::<ServiceObject>(None);
-    list(scene.server.next_request().await, &[service("on", "true"), service("off", "false"), node_port]);
+    list(scene.list_request().await, &[service("on", "true"), service("off", "false"), node_port]);
     let Change::Services(None, kept) = scene.change().await else { panic!("no list") };
     assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on", "node"]);
     // Changes of Services that do not request node ports are also sent, so that the agent learns that a Service was
@@ -284,14 +301,14 @@ fn newest(request: ReceivedRequest, version: u64) {
 #[tokio::test(start_paused = true)]
 async fn a_restored_store_is_listed_again_at_the_first_reconnect() {
     let mut scene = watching::<PodObject>(Some("spec.nodeName=worker-1"));
-    list(scene.server.next_request().await, &[pod("a", 7)]);
+    list(scene.list_request().await, &[pod("a", 7)]);
     assert_eq!(names(&scene.change().await), ["list a"]);
     let request = scene.server.next_request().await;
     events(request, &[json!({ "type": "ADDED", "object": pod("b", 250) })]);
     assert_eq!(names(&scene.change().await), ["set b"]);
     scene.server.next_request().await.break_connection();
     newest(scene.server.next_request().await, 60);
-    list(scene.server.next_request().await, &[pod("c", 61)]);
+    list(scene.list_request().await, &[pod("c", 61)]);
     assert_eq!(scene.change().await, Change::StoreRestored);
     assert_eq!(names(&scene.change().await), ["list c"]);
     assert!(scene.server.next_request().await.line.contains("resourceVersion=10"));
@@ -301,7 +318,7 @@ async fn a_restored_store_is_listed_again_at_the_first_reconnect() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_ends_on_time_resumes_without_a_version_check() {
     let mut scene = watching::<ServiceObject>(None);
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     let _list = scene.change().await;
     let open = scene.server.next_request().await;
     tokio::time::advance(Duration::from_secs(u64::from(WATCH_SECONDS))).await;
@@ -318,7 +335,7 @@ fn open_watch(request: ReceivedRequest, event: &Value) -> Instant {
 #[tokio::test(start_paused = true)]
 async fn a_watch_without_the_bookmark_that_is_due_is_replaced() {
     let mut scene = watching::<PodObject>(None);
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     let _list = scene.change().await;
     let metadata = json!({ "resourceVersion": "12" });
     let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } });
@@ -334,7 +351,7 @@ async fn a_watch_without_the_bookmark_that_is_due_is_replaced() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_of_an_api_server_without_bookmarks_may_be_silent() {
     let mut scene = watching::<PodObject>(None);
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     let _list = scene.change().await;
     let opened = open_watch(scene.server.next_request().await, &json!({ "type": "ADDED", "object": pod("a", 11) }));
     assert_eq!(names(&scene.change().await), ["set a"]);
@@ -346,7 +363,7 @@ async fn a_watch_of_an_api_server_without_bookmarks_may_be_silent() {
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_always_ends_at_once_is_repeated_with_growing_delays() {
     let mut scene = watching::<ServiceObject>(None);
-    list(scene.server.next_request().await, &[]);
+    list(scene.list_request().await, &[]);
     let _list = scene.change().await;
     let started = Instant::now();
     for round in 0..10 {
@@ -421,3 +438,6 @@ async fn lists_and_watches_wait_as_long_as_the_api_server_requests() {
     newest(scene.server.next_request().await, 10);
     assert!(answered.elapsed() <= Duration::from_mins(2), "{:?}", answered.elapsed());
 }
+
+#[path = "watch_streaming_tests.rs"]
+mod streaming;

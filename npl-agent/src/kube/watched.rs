@@ -27,6 +27,10 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     /// for a selector by name, for which the API server reads a single object. With any other selector, the API server
     /// would read objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
+    /// Whether the first objects are requested as a streaming list: the watch itself first sends all objects. If the API
+    /// server does not support streaming lists, the objects are listed. The value is false for a kind with many
+    /// objects, because the API server compresses lists, but not streaming lists.
+    const IS_STREAMED: bool = false;
     /// The type of `core::model` to which the Kubernetes object is converted.
     type Model: Send;
     /// The type of the changes that are sent to the receiver.
@@ -55,6 +59,7 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
 impl Watched for PodObject {
     const SUBJECT: WatchedResource = WatchedResource::Pods;
     const PAGE_SIZE: Option<u32> = None;
+    const IS_STREAMED: bool = true;
     type Model = Pod;
     type Change = Change;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The API server's audit log of the agent's requests.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
@@ -26,6 +27,8 @@ pub struct AuditedRequest {
     pub resource: String,
     /// The namespace of the request; `None` for a request for all namespaces, or for a resource without namespaces.
     pub namespace: Option<String>,
+    /// The path and the query.
+    pub uri: String,
 }
 
 impl AuditLog {
@@ -48,28 +51,32 @@ impl AuditLog {
         [format!("--audit-policy-file={}", self.policy.display()), format!("--audit-log-path={}", self.log.display())]
     }
 
-    /// Returns the agent's requests so far, in the order of their answers.
+    /// Returns the agent's requests so far, each once, in the order of their answers.
     pub fn requests(&self) -> Result<Vec<AuditedRequest>> {
         let text = fs::read_to_string(&self.log).context("read the audit log")?;
         // The API server may be writing the last line.
         let complete = text.rsplit_once('\n').map_or("", |(complete, _)| complete);
-        let parsed = |line| request(line).with_context(|| format!("parse the audit entry {line}"));
-        complete.lines().filter_map(|line| parsed(line).transpose()).collect()
+        let mut known = BTreeSet::new();
+        let mut requests = Vec::new();
+        for line in complete.lines() {
+            let (id, request) = entry(line).with_context(|| format!("parse the audit entry {line}"))?;
+            if known.insert(id) {
+                requests.push(request);
+            }
+        }
+        Ok(requests)
     }
 }
 
-/// Returns the request of an entry; `None` if the entry records the end of a watch.
-fn request(line: &str) -> Result<Option<AuditedRequest>> {
+/// Returns the ID and the request of an entry. The entries of one request have the same ID.
+fn entry(line: &str) -> Result<(String, AuditedRequest)> {
     let entry: Value = serde_json::from_str(line)?;
     let text = |pointer: &str| entry.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-    let verb = text("/verb").context("no verb")?;
-    let is_accepted = entry.pointer("/responseStatus/code").and_then(Value::as_u64) == Some(200);
-    if verb == "watch" && is_accepted && text("/stage").as_deref() == Some("ResponseComplete") {
-        return Ok(None);
-    }
-    Ok(Some(AuditedRequest {
-        verb,
+    let request = AuditedRequest {
+        verb: text("/verb").context("no verb")?,
         resource: text("/objectRef/resource").unwrap_or_default(),
         namespace: text("/objectRef/namespace"),
-    }))
+        uri: text("/requestURI").context("no URI")?,
+    };
+    Ok((text("/auditID").context("no ID")?, request))
 }

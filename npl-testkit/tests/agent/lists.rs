@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the agent receives the list of Services compressed.
+//! Tests how the agent receives its first objects: the Services by a compressed list, and the Pods by a streaming list.
 
 use npl_testkit::cluster::{Port, ServiceObject};
+use npl_testkit::control_plane::AuditLog;
 use npl_testkit::echo::Protocol;
 
 use crate::world::{NAMESPACE, POD_PORT, World};
@@ -21,4 +22,33 @@ fn the_list_of_services_is_received_compressed() {
     world.start_agent(&[]);
     let received = usize::try_from(world.proxy().bytes_from_server()).unwrap();
     assert!(received * 3 < uncompressed, "{received} bytes received, all Services have {uncompressed}");
+}
+
+/// Starts an agent and publishes two Pods. Returns the verbs of the agent's lists and watches of all Pods of the Node, in
+/// the order of their answers.
+fn reads_of_pods((mut world, audit): (World, AuditLog)) -> Vec<String> {
+    world.create_node();
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.start_agent(&[]);
+    world.assert_served("web-0");
+    world.create_pod("web-1");
+    world.assert_served("web-1");
+    let requests = audit.requests().unwrap().into_iter();
+    let reads = requests.filter(|it| it.resource == "pods" && ["list", "watch"].contains(&&*it.verb));
+    // The check of the admission policy lists a single Pod.
+    let reads = reads.filter(|it| !it.uri.contains("limit=1"));
+    reads.map(|it| it.verb).collect()
+}
+
+#[test]
+fn the_pods_of_the_node_are_received_by_a_streaming_list() {
+    assert_eq!(reads_of_pods(World::audited()), ["watch"]);
+}
+
+#[test]
+fn pods_are_listed_if_the_api_server_does_not_support_streaming_lists() {
+    let reads = reads_of_pods(World::audited_with_gates("WatchList=false"));
+    assert_eq!(reads, ["watch", "list", "watch"], "the API server refuses the first watch");
 }

@@ -65,6 +65,15 @@ impl World {
         (Self::with_options(run, 1, &audit.flags()), audit)
     }
 
+    /// Creates an environment as [`Self::audited`] does, with these feature gates of the API server.
+    pub(crate) fn audited_with_gates(gates: &str) -> (Self, AuditLog) {
+        let run = Run::start().unwrap();
+        let audit = AuditLog::new(&run).unwrap();
+        let mut flags = audit.flags().to_vec();
+        flags.push(format!("--feature-gates={gates}"));
+        (Self::with_options(run, 1, &flags), audit)
+    }
+
     /// Creates an environment as [`Self::with_clients`] does, with further flags of the API server.
     fn with_options(run: Run, clients: u8, flags: &[String]) -> Self {
         let bpffs = run.bpffs("bpf").unwrap();

@@ -3,7 +3,7 @@
 //! the Node's network namespace, so that no further thread has to enter this namespace for a request to the API server.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -72,12 +72,18 @@ impl<'a> Environment<'a> {
 
     /// Starts an agent on a Node without NPL's kernel state and waits until it is ready.
     pub(crate) fn start_agent(&mut self) -> Result<Agents> {
+        self.start_agent_with(&self.plane.agent_kubeconfig(), &[])
+    }
+
+    /// Starts an agent as [`Self::start_agent`] does, with this kubeconfig and further flags.
+    pub(crate) fn start_agent_with(&mut self, kubeconfig: &Path, flags: &[&str]) -> Result<Agents> {
         self.agents += 1;
         let bpffs = self.run.bpffs(&format!("bpf{}", self.agents))?;
         let log = self.run.file("npl-agent.log");
-        let mut options = Options::new(self.netns, NODE, &self.plane.agent_kubeconfig(), bpffs.path(), &log)?;
+        let mut options = Options::new(self.netns, NODE, kubeconfig, bpffs.path(), &log)?;
         // The drain is short, so that withdrawn mappings are removed before the next measurement.
-        options.flags = ["--port-range", PORT_RANGE, "--drain", "1s"].map(str::to_owned).to_vec();
+        let usual = ["--port-range", PORT_RANGE, "--drain", "1s"];
+        options.flags = usual.iter().chain(flags).map(ToString::to_string).collect();
         Ok(Agents { agent: Agent::start(options)?, bpffs })
     }
 

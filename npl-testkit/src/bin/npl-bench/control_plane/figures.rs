@@ -4,7 +4,7 @@
 use crate::figures::{
     Aim::{self, Median, Most, P99, Ratio},
     Figure,
-    Stage::{Fleet, Kernel, Life, Services},
+    Stage::{ApiLoad, Fleet, Kernel, Life, Services},
     figure,
 };
 
@@ -50,8 +50,43 @@ pub(crate) const FLEET_BUSIEST: Figure = figure("hundred-agents/restart-busiest-
 pub(crate) const FLEET_AT_ONCE: Figure = figure("hundred-agents/restart-at-once", "requests", Fleet, &[]);
 pub(crate) const FLEET_REFUSED: Figure = figure("hundred-agents/restart-refused", "requests", Fleet, &[Most(0.0)]);
 
+/// The API server that the figures of compressed lists are compared with.
+const WITHOUT_GZIP: &str = "an API server without gzip";
+/// The API server that the figures of streaming lists are compared with.
+const WITHOUT_STREAMS: &str = "an API server without streaming lists";
+
+pub(crate) const START_SENT: Figure = figure("api-load/start-requests", "requests", ApiLoad, &[]);
+pub(crate) const START_READ: Figure = figure("api-load/start-read", "kB", ApiLoad, &[Ratio(0.25)]).beside(WITHOUT_GZIP);
+pub(crate) const RESTART_SENT: Figure = figure("api-load/restart-requests", "requests", ApiLoad, &[]);
+pub(crate) const RESTART_SENT_NAMESPACES: Figure =
+    figure("api-load/restart-requests-namespaces", "requests", ApiLoad, &[]);
+pub(crate) const RESTART_READ: Figure =
+    figure("api-load/restart-read", "kB", ApiLoad, &[Ratio(0.25)]).beside(WITHOUT_GZIP);
+pub(crate) const RESTART_READ_SELECTOR: Figure = figure("api-load/restart-read-selector", "kB", ApiLoad, &[]);
+pub(crate) const RESTART_READ_NAMESPACES: Figure = figure("api-load/restart-read-namespaces", "kB", ApiLoad, &[]);
+pub(crate) const RESTART_SENT_STREAMED: Figure =
+    figure("api-load/restart-requests-streamed", "requests", ApiLoad, &[]).beside(WITHOUT_STREAMS);
+pub(crate) const RESTART_READ_STREAMED: Figure =
+    figure("api-load/restart-read-streamed", "kB", ApiLoad, &[]).beside(WITHOUT_STREAMS);
+pub(crate) const REPLACED_REQUESTS: Figure =
+    figure("api-load/replaced-pod-requests", "requests", ApiLoad, &[Most(2.0)]);
+pub(crate) const REPLACED_READ: Figure = figure("api-load/replaced-pod-read", "kB", ApiLoad, &[]).beside(WITHOUT_GZIP);
+pub(crate) const SERVICE_READ: Figure =
+    figure("api-load/changed-service-read", "kB", ApiLoad, &[]).beside(WITHOUT_GZIP);
+pub(crate) const SERVICE_READ_NAMESPACES: Figure =
+    figure("api-load/changed-service-read-namespaces", "kB", ApiLoad, &[]);
+pub(crate) const MODEL_REQUESTS: Figure = figure("api-load/model-5000-nodes-requests", "requests", ApiLoad, &[]);
+pub(crate) const MODEL_READ: Figure = figure("api-load/model-5000-nodes-read", "GB", ApiLoad, &[]).beside(WITHOUT_GZIP);
+pub(crate) const MODEL_REQUESTS_STREAMED: Figure =
+    figure("api-load/model-5000-nodes-requests-streamed", "requests", ApiLoad, &[]).beside(WITHOUT_STREAMS);
+pub(crate) const MODEL_READ_STREAMED: Figure =
+    figure("api-load/model-5000-nodes-read-streamed", "GB", ApiLoad, &[]).beside(WITHOUT_STREAMS);
+pub(crate) const MODEL_READ_SELECTOR: Figure = figure("api-load/model-5000-nodes-read-selector", "GB", ApiLoad, &[]);
+pub(crate) const MODEL_READ_NAMESPACES: Figure =
+    figure("api-load/model-5000-nodes-read-namespaces", "GB", ApiLoad, &[]);
+
 /// All figures, in display order.
-pub(crate) const FIGURES: [&Figure; 26] = [
+pub(crate) const FIGURES: [&Figure; 45] = [
     &ANNOTATION_IDLE,
     &ANNOTATION_BUSY,
     &PODS_200,
@@ -78,4 +113,23 @@ pub(crate) const FIGURES: [&Figure; 26] = [
     &FLEET_BUSIEST,
     &FLEET_AT_ONCE,
     &FLEET_REFUSED,
+    &START_SENT,
+    &START_READ,
+    &RESTART_SENT,
+    &RESTART_READ,
+    &RESTART_SENT_NAMESPACES,
+    &RESTART_READ_NAMESPACES,
+    &RESTART_READ_SELECTOR,
+    &RESTART_SENT_STREAMED,
+    &RESTART_READ_STREAMED,
+    &REPLACED_REQUESTS,
+    &REPLACED_READ,
+    &SERVICE_READ,
+    &SERVICE_READ_NAMESPACES,
+    &MODEL_REQUESTS,
+    &MODEL_READ,
+    &MODEL_READ_NAMESPACES,
+    &MODEL_READ_SELECTOR,
+    &MODEL_REQUESTS_STREAMED,
+    &MODEL_READ_STREAMED,
 ];

@@ -5,6 +5,7 @@
 //! Pods are objects without processes, and the bench writes their status as a kubelet would. Figures that depend on the
 //! API server's own speed are compared with the same requests of a plain client in the same round.
 
+mod api_load;
 mod environment;
 mod figures;
 mod fleet;
@@ -37,6 +38,9 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     }
     if needs(Stage::Fleet) {
         fleet::measure(&run, effort, samples)?;
+    }
+    if needs(Stage::ApiLoad) {
+        api_load::measure(effort, samples)?;
     }
     if needs(Stage::Life) || needs(Stage::Services) {
         say("starting a control plane");

@@ -17,7 +17,7 @@ use crate::Effort;
 use crate::figures::{Figure, Samples, say};
 
 /// The namespace of unrelated Services.
-const OTHERS: &str = "others";
+pub(super) const OTHERS: &str = "others";
 /// The name of the Service that the bench changes. The Service selects one Pod.
 const CHANGING: &str = "changing";
 /// The number of enabled unrelated Services, which select no Pods.
@@ -43,7 +43,7 @@ pub(crate) fn measure(env: &mut Environment<'_>, effort: Effort, samples: &mut S
 
     let mut agents = env.start_agent()?;
     env.wait_for_all(&crowd, is_published)?;
-    let mut others = Others { made: 0 };
+    let mut others = Others::default();
     others.grow_to(env, 1000)?;
     let at_1000 = changes(env, &mut agents, effort)?;
     others.grow_to(env, 2000)?;
@@ -56,21 +56,29 @@ pub(crate) fn measure(env: &mut Environment<'_>, effort: Effort, samples: &mut S
     resident(&mut agents, effort, samples, &RESIDENT_10000, Some(&PEAK_10000))
 }
 
-struct Others {
+/// Services of the namespace [`OTHERS`].
+#[derive(Debug, Default)]
+pub(super) struct Others {
     made: usize,
 }
 
 impl Others {
-    fn grow_to(&mut self, env: &Environment<'_>, count: usize) -> Result<()> {
+    /// Creates Services until their number is `count`.
+    pub(super) fn grow_to(&mut self, env: &Environment<'_>, count: usize) -> Result<()> {
         say(&format!("adding Services, up to {count}"));
         let numbers: Vec<usize> = (self.made..count).collect();
         in_parallel(&numbers, |number| {
-            let name = format!("other-{number}");
+            let name = Self::name(*number);
             let other = service(OTHERS, &name, &name);
             env.cluster.create_service(&if *number < ENABLED { other.enabled() } else { other })
         })?;
         self.made = count;
         let_pass(SETTLES)
+    }
+
+    /// The name of the Service with this number.
+    pub(super) fn name(number: usize) -> String {
+        format!("other-{number}")
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) enum Stage {
     Services,
     /// Many Nodes with one API server.
     Fleet,
+    /// The requests of one agent and the bytes that it reads from the API server, in a cluster with many Services.
+    ApiLoad,
     /// Writing the datapath's maps.
     Kernel,
     /// The kernel programs in isolation.
