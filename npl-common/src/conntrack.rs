@@ -989,11 +989,11 @@ mod tests {
         fn a_stored_sctp_packet_is_valid_only_for_its_entry(key: u64, entry: u64, value: u64, tag: u32, change in 1..=u32::MAX) {
             let word = Numbers(value).checksum_with_tag(key, entry, tag);
             prop_assert_eq!(word & u64::from(u32::MAX), u64::from(tag));
-            let change = u64::from(change);
-            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key ^ change << 32, entry, tag));
-            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key, entry ^ change << 32, tag));
-            prop_assert_ne!(word, Numbers(value ^ change).checksum_with_tag(key, entry, tag));
-            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key, entry, tag ^ change as u32));
+            let wide = u64::from(change);
+            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key ^ wide << 32, entry, tag));
+            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key, entry ^ wide << 32, tag));
+            prop_assert_ne!(word, Numbers(value ^ wide).checksum_with_tag(key, entry, tag));
+            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key, entry, tag ^ change));
         }
 
         #[test]
