@@ -97,7 +97,7 @@ fn lost_entry_is_recovered_by_the_pods_answer_to_the_clients_packet() {
             // From now on, the tags prove that a packet belongs to the association, whatever its chunks are.
             let later = [heartbeat(HEARTBEAT, 2), Chunk(ERROR, vec![]), data(POD_TSN + 2)];
             for chunk in &later {
-                assert_eq!(leaves_from(lab, CLIENT_TAG, &[chunk.clone()]), Some(node()));
+                assert_eq!(leaves_from(lab, CLIENT_TAG, std::slice::from_ref(chunk)), Some(node()));
             }
             // Forged packets change nothing: their tag is not the association's.
             for destination in [second_node(), node()] {
