@@ -46,7 +46,7 @@ impl AnnotationKeys {
 }
 
 /// A kind of invalid value in a Kubernetes object. The conversion leaves out the list element with such a value, and
-/// treats an unknown Service type as ExternalName.
+/// treats an unknown Service type as `ExternalName`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
     /// A port number that is not in the range from 1 to 65535.

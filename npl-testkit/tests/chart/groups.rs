@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of `nodeGroups`: the agents of a group have the group's options, no Node runs two agents, and the PodMonitor,
+//! Tests of `nodeGroups`: the agents of a group have the group's options, no Node runs two agents, and the `PodMonitor`,
 //! `kubectl npl` and the uninstall hook find the agents of every group.
 
 use serde_json::{Value, json};

@@ -253,9 +253,8 @@ impl fmt::Display for Cause {
             }
             Self::TooManySources { beyond } => write!(
                 f,
-                "{beyond} entries of allowed-source-ranges are ignored, since only the first {MAX_RANGES} ranges are \
-                 enforced, so packets of clients that are only in the ignored entries are dropped: merge ranges or use \
-                 several services"
+                "only the first {MAX_RANGES} ranges of allowed-source-ranges are enforced; packets of clients in the other \
+                 {beyond} entries are dropped: merge ranges or use several services"
             ),
             Self::UnenforcedSources { node_port, protocol } => write!(
                 f,
