@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, mem, time::Duration};
 
 use futures::StreamExt as _;
 use kube::api::WatchEvent;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     failure::{FailureKind, RequestFailure},
@@ -14,11 +14,9 @@ use super::{
     watched::Watched,
 };
 
-/// A streaming list counts as unsupported after this time without an event. The API server sends the initial events
-/// without a pause, and their end about one second later.
-const INITIAL_SILENCE: Duration = Duration::from_secs(20);
-/// Time limit for all initial events, the same as for a complete list.
-const INITIAL_EVENTS: Duration = Duration::from_mins(2);
+/// A streaming list counts as unsupported if its end has not arrived after this time. The API server sends the initial
+/// events without a pause, and their end about one second later.
+const INITIAL_EVENTS: Duration = Duration::from_secs(20);
 
 /// The annotation of the bookmark that ends the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -71,9 +69,8 @@ pub(super) async fn receive<W: Watched>(
 ) -> Result<(CompleteList<W::Model>, OpenWatch<W>), StreamFailure> {
     let mut watch = source.watch(WatchStart::InitialEvents, seconds).await?;
     let mut objects = InitialObjects::new();
-    while let Ok(next) = timeout(INITIAL_SILENCE, watch.events.next()).await
-        && watch.started.elapsed() < INITIAL_EVENTS
-    {
+    let limit = Instant::now() + INITIAL_EVENTS;
+    while let Ok(next) = timeout_at(limit, watch.events.next()).await {
         let event = next.unwrap_or_else(|| Err(RequestFailure::interrupted()))?;
         if let Some(list) = objects.apply(event, &convert)? {
             return Ok((list, watch));

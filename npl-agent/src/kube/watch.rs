@@ -116,7 +116,6 @@ impl<C: fmt::Debug + Send + 'static> Watch<C> {
             health,
             receives_bookmarks: false,
             supports_streaming: W::IS_STREAMED,
-            was_restored: false,
         };
         let Err(ReceiverDropped) = follower.run().await;
         W::SUBJECT
@@ -173,10 +172,8 @@ struct Follower<W: Watched> {
     /// clears it.
     receives_bookmarks: bool,
     /// Whether to request streaming lists. The value becomes false for the life of the agent when the API server turns
-    /// out not to support them.
+    /// out not to support them, or when its store was restored.
     supports_streaming: bool,
-    /// Whether the API server's store was restored since the last list.
-    was_restored: bool,
 }
 
 impl<W: Watched> Follower<W> {
@@ -189,9 +186,7 @@ impl<W: Watched> Follower<W> {
 
     /// Requests and sends all objects: by one attempt of a streaming list, and otherwise by lists until one succeeds.
     async fn begin(&mut self) -> Result<Beginning<W>, ReceiverDropped> {
-        // After a restore, the watch cache of an API server that was not restarted contains the former objects with
-        // higher versions. The API server would consider this cache current and send the former objects.
-        if !mem::take(&mut self.was_restored) && self.supports_streaming {
+        if self.supports_streaming {
             let convert = |object| self.watch.convert::<W>(object).filter(W::is_relevant);
             match streaming::receive(&self.source, WATCH_SECONDS, convert).await {
                 Ok((CompleteList { objects, version }, watch)) => {
@@ -256,7 +251,10 @@ impl<W: Watched> Follower<W> {
                 match self.source.newest_version().await {
                     Ok(newest) if is_older(&newest, &version) => {
                         self.health.record_restore(&version, &newest);
-                        self.was_restored = true;
+                        // The watch cache of an API server that was not restarted contains the former objects with
+                        // higher versions. The API server would send these objects as a streaming list, also much
+                        // later, for example after the watch has expired.
+                        self.supports_streaming = false;
                         return match W::restored() {
                             Some(change) => self.watch.send::<W>(change).await,
                             None => Ok(()),
