@@ -35,7 +35,6 @@ pub(crate) mod scene;
 mod sctp;
 mod sctp_flows;
 mod sctp_fragments;
-mod sctp_recovery;
 mod sources;
 mod sweep;
 mod unmapped;
