@@ -101,6 +101,17 @@ impl ReceivedRequest {
     }
 }
 
+/// Returns the event of a watch that brings the resource version up to date, with these annotations.
+pub(super) fn bookmark(version: &str, annotations: &Value) -> Value {
+    let metadata = json!({ "resourceVersion": version, "annotations": annotations });
+    json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } })
+}
+
+/// Returns the bookmark that ends the initial events of a streaming list.
+pub(super) fn end_of_initial_events(version: &str) -> Value {
+    bookmark(version, &json!({ "k8s.io/initial-events-end": "true" }))
+}
+
 /// Returns the body of an error answer: an object of kind `Status`.
 pub(super) fn refusal(code: u16, reason: &str, message: &str) -> String {
     json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message }).to_string()

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::kube::objects::PodObject;
+use crate::kube::{
+    mock::{bookmark, end_of_initial_events as end},
+    objects::PodObject,
+};
 
 type Complete = CompleteList<String>;
 
@@ -30,15 +33,6 @@ fn apply(events: &[Value]) -> Result<Option<Complete>, StreamFailure> {
 fn event(kind: &str, namespace: &str, name: &str, state: &str) -> Value {
     let metadata = json!({ "namespace": namespace, "name": name, "uid": name, "labels": { "state": state } });
     json!({ "type": kind, "object": { "metadata": metadata } })
-}
-
-fn bookmark(version: &str, annotations: &Value) -> Value {
-    let metadata = json!({ "resourceVersion": version, "annotations": annotations });
-    json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } })
-}
-
-fn end(version: &str) -> Value {
-    bookmark(version, &json!({ "k8s.io/initial-events-end": "true" }))
 }
 
 fn complete(objects: &[&str], version: &str) -> Complete {

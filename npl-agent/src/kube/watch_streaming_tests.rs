@@ -2,19 +2,10 @@
 //! Tests watches whose first objects are a streaming list.
 
 use super::*;
+use crate::kube::mock::end_of_initial_events as end;
 
 fn added(name: &str, version: u64) -> Value {
     json!({ "type": "ADDED", "object": pod(name, version) })
-}
-
-fn bookmark(version: u64, annotations: &Value) -> Value {
-    let metadata = json!({ "resourceVersion": version.to_string(), "annotations": annotations });
-    json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } })
-}
-
-/// The end of the initial events.
-fn end(version: u64) -> Value {
-    bookmark(version, &json!({ "k8s.io/initial-events-end": "true" }))
 }
 
 fn watching_pods() -> Scene {
@@ -38,7 +29,7 @@ async fn listed(scene: &mut Scene, pods: &[Value]) {
 #[tokio::test(start_paused = true)]
 async fn a_streaming_list_is_one_change_and_its_watch_continues() {
     let mut scene = watching_pods();
-    let initial = [added("a", 1), added("b", 2), json!({ "type": "DELETED", "object": pod("b", 9) }), end(10)];
+    let initial = [added("a", 1), added("b", 2), json!({ "type": "DELETED", "object": pod("b", 9) }), end("10")];
     let later = [added("c", 11), json!({ "type": "DELETED", "object": pod("a", 12) })];
     stream(&mut scene, &[&initial[..], &later[..]].concat()).await;
     assert_eq!(names(&scene.change().await), ["list a"]);
@@ -61,7 +52,7 @@ async fn an_incomplete_streaming_list_is_discarded() {
     // The API server may support streaming lists, so the agent requests one again when its version has expired.
     let status = json!({ "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired" });
     events(scene.server.next_request().await, &[json!({ "type": "ERROR", "object": status })]);
-    stream(&mut scene, &[added("c", 20), end(20)]).await;
+    stream(&mut scene, &[added("c", 20), end("20")]).await;
     assert_eq!(names(&scene.change().await), ["list c"]);
 }
 
@@ -85,7 +76,7 @@ async fn an_api_server_without_streaming_lists_receives_one_request_for_them() {
 async fn an_api_server_that_ignores_the_parameters_of_a_streaming_list_is_noticed() {
     // An old API server sends all Pods, and later a bookmark without the annotation.
     let mut scene = watching_pods();
-    stream(&mut scene, &[added("a", 1), bookmark(5, &json!({}))]).await;
+    stream(&mut scene, &[added("a", 1), bookmark("5", &json!({}))]).await;
     listed(&mut scene, &[pod("a", 1), pod("b", 2)]).await;
     assert_eq!(names(&scene.change().await), ["list a", "list b"]);
 
@@ -110,7 +101,7 @@ async fn an_unavailable_api_server_is_asked_for_a_list_after_the_requested_time(
 #[tokio::test(start_paused = true)]
 async fn a_restored_store_is_listed_without_a_streaming_list() {
     let mut scene = watching_pods();
-    stream(&mut scene, &[added("a", 7), end(250)]).await;
+    stream(&mut scene, &[added("a", 7), end("250")]).await;
     assert_eq!(names(&scene.change().await), ["list a"]);
     newest(scene.server.next_request().await, 60);
     listed(&mut scene, &[pod("c", 61)]).await;
@@ -125,7 +116,7 @@ async fn a_restored_store_is_listed_without_a_streaming_list() {
 #[tokio::test(start_paused = true)]
 async fn a_streaming_list_without_the_bookmark_that_is_due_is_replaced() {
     let mut scene = watching_pods();
-    let opened = open_watch(scene.server.next_request().await, &end(10));
+    let opened = open_watch(scene.server.next_request().await, &end("10"));
     assert_eq!(names(&scene.change().await), [""; 0]);
     newest(scene.server.next_request().await, 10);
     assert!((76..=100).contains(&opened.elapsed().as_secs()), "{:?}", opened.elapsed());

@@ -12,7 +12,7 @@ use super::*;
 use crate::{
     kube::{
         contacts::WatchContacts,
-        mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
+        mock::{MockServer, ReceivedRequest, api_server, bookmark, metrics, refusal},
     },
     metrics::{Format, Metrics},
 };
@@ -189,7 +189,7 @@ async fn a_list_is_one_change_and_each_event_another() {
         request,
         &[
             json!({ "type": "ADDED", "object": pod("c", 11) }),
-            json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "12" } } }),
+            bookmark("12", &json!({})),
             json!({ "type": "DELETED", "object": pod("a", 13) }),
         ],
     );
@@ -337,9 +337,7 @@ async fn a_watch_without_the_bookmark_that_is_due_is_replaced() {
     let mut scene = watching::<PodObject>(None);
     list(scene.list_request().await, &[]);
     let _list = scene.change().await;
-    let metadata = json!({ "resourceVersion": "12" });
-    let bookmark = json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } });
-    let opened = open_watch(scene.server.next_request().await, &bookmark);
+    let opened = open_watch(scene.server.next_request().await, &bookmark("12", &json!({})));
     newest(scene.server.next_request().await, 12);
     // The API server sends a bookmark every 60 to 75 s, so a watch must not count as dead during this time.
     assert!((76..=100).contains(&opened.elapsed().as_secs()), "{:?}", opened.elapsed());

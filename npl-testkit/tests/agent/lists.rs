@@ -49,6 +49,6 @@ fn the_pods_of_the_node_are_received_by_a_streaming_list() {
 
 #[test]
 fn pods_are_listed_if_the_api_server_does_not_support_streaming_lists() {
-    let reads = reads_of_pods(World::audited_with_gates("WatchList=false"));
+    let reads = reads_of_pods(World::audited_with_flags(&["--feature-gates=WatchList=false"]));
     assert_eq!(reads, ["watch", "list", "watch"], "the API server refuses the first watch");
 }

@@ -60,17 +60,14 @@ impl World {
 
     /// Creates an environment as [`Self::new`] does, whose API server logs the agent's requests.
     pub(crate) fn audited() -> (Self, AuditLog) {
-        let run = Run::start().unwrap();
-        let audit = AuditLog::new(&run).unwrap();
-        (Self::with_options(run, 1, &audit.flags()), audit)
+        Self::audited_with_flags(&[])
     }
 
-    /// Creates an environment as [`Self::audited`] does, with these feature gates of the API server.
-    pub(crate) fn audited_with_gates(gates: &str) -> (Self, AuditLog) {
+    /// Creates an environment as [`Self::audited`] does, with further flags of the API server.
+    pub(crate) fn audited_with_flags(flags: &[&str]) -> (Self, AuditLog) {
         let run = Run::start().unwrap();
         let audit = AuditLog::new(&run).unwrap();
-        let mut flags = audit.flags().to_vec();
-        flags.push(format!("--feature-gates={gates}"));
+        let flags: Vec<String> = audit.flags().into_iter().chain(flags.iter().map(ToString::to_string)).collect();
         (Self::with_options(run, 1, &flags), audit)
     }
 

@@ -414,7 +414,7 @@ pub(super) fn forward_chains(facts: &Facts) -> Finding {
     for packet in kinds.flat_map(|(kind, family)| packets(facts, kind, family)) {
         for chain in &chains.base {
             match chains.refusal(chain, &packet) {
-                Some(Refusal::Certain(verbs, how)) => return finding(key, chain, (verbs, &how), &packet),
+                Some(Refusal::Certain(verbs, how)) => return finding(key, chain, verbs, &how, &packet),
                 Some(Refusal::Possible(how)) => possible = possible.or(Some((chain, packet.kind, how))),
                 None => {}
             }
@@ -467,7 +467,7 @@ fn ports_of(facts: &Facts, pod: Option<IpAddr>) -> Vec<Option<(Protocol, PodPort
     if known.is_empty() { vec![None] } else { known }
 }
 
-fn finding(key: &'static str, chain: &BaseChain, (verbs, how): (&str, &str), packet: &Packet<'_>) -> Finding {
+fn finding(key: &'static str, chain: &BaseChain, verbs: &str, how: &str, packet: &Packet<'_>) -> Finding {
     let BaseChain { table: Table { family, name: table }, name, .. } = chain;
     let uplink = &packet.uplink.name;
     let (protocol, firewalld) = match packet.family {
@@ -606,7 +606,7 @@ mod tests {
                 |it| firewalld(it, vec![rule(vec![is(Field::OutName, b"docker0\0\0\0\0\0\0\0\0\0")], Verdict::Accept)]),
                 KEY,
                 State::Warning,
-                ", by a rule",
+                "drops or rejects IPv4 requests that arrive on eth0, by a rule",
                 "",
             ),
         ]);
@@ -635,7 +635,7 @@ mod tests {
                 |it| dropping(it, vec![rule(vec![Condition::unclear()], Verdict::Refuse)]),
                 KEY,
                 State::Warning,
-                ", by default",
+                "drops IPv4 requests that arrive on eth0, by default",
                 "",
             ),
             (

@@ -100,7 +100,7 @@ mod tests {
     use super::{
         super::{
             Masquerading, State,
-            tests::{check, first_device, nothing_pinned},
+            tests::{check, first_device, nothing_pinned, redirect_all_pods},
         },
         Facts,
     };
@@ -192,9 +192,7 @@ mod tests {
             (
                 |it| {
                     routed_apart(it, None);
-                    let datapath = it.datapath.as_mut().unwrap();
-                    datapath.forwarding = Some(Forwarding::Redirect);
-                    datapath.redirected = datapath.pods();
+                    redirect_all_pods(it);
                 },
                 KEY,
                 State::Ok,

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The doctor's checks of sysctls.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::{Device, Facts, Finding, Setting, Sysctls, software};
 use crate::core::{
-    devices::reply_routing::{MAIN_TABLE, Routing, Selector},
+    devices::reply_routing::{MAIN_TABLE, Selector},
     model::{
         Family,
         port_range::{EphemeralPorts, port_range_warnings},
@@ -71,7 +70,7 @@ fn has_pods_routed_elsewhere(facts: &Facts, uplink: &Device) -> bool {
     let pods = datapath.pods_of_the_stack();
     routing.rules.iter().any(|rule| {
         let Selector::Source(pod) = rule.selector else { return false };
-        let devices = devices_of(routing, rule.table);
+        let devices = routing.default_devices(Family::V4, rule.table);
         (rule.family, rule.table == MAIN_TABLE) == (Family::V4, false)
             && pods.contains(&pod)
             && !devices.is_empty()
@@ -85,10 +84,10 @@ fn has_pods_routed_elsewhere(facts: &Facts, uplink: &Device) -> bool {
 /// main table.
 fn has_addresses_routed_apart(facts: &Facts, uplink: &Device) -> bool {
     let (Ok(routing), Ok(datapath)) = (&facts.routing, &facts.datapath) else { return false };
-    let of_main = devices_of(routing, MAIN_TABLE);
+    let of_main = routing.default_devices(Family::V4, MAIN_TABLE);
     let is_apart = |table| {
         table != MAIN_TABLE
-            && devices_of(routing, table).contains(&uplink.ifindex)
+            && routing.default_devices(Family::V4, table).contains(&uplink.ifindex)
             && !of_main.is_empty()
             && !of_main.contains(&uplink.ifindex)
     };
@@ -97,12 +96,6 @@ fn has_addresses_routed_apart(facts: &Facts, uplink: &Device) -> bool {
             let Selector::Source(address) = rule.selector else { return false };
             rule.family == Family::V4 && datapath.addresses.contains(&address) && is_apart(rule.table)
         })
-}
-
-/// The devices of the IPv4 default routes in a routing table.
-fn devices_of(routing: &Routing, table: u32) -> BTreeSet<u32> {
-    let of_table = routing.default_routes.iter().filter(|it| (it.family, it.table) == (Family::V4, table));
-    of_table.map(|route| route.ifindex).collect()
 }
 
 fn strictness(value: &str) -> &str {

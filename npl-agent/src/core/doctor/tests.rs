@@ -366,6 +366,13 @@ fn missing_cgroup_hierarchy_or_socket_programs_are_reported() {
     ]);
 }
 
+/// Redirects the packets of all mapped Pods.
+pub(super) fn redirect_all_pods(facts: &mut Facts) {
+    let datapath = pinned(facts);
+    datapath.forwarding = Some(Forwarding::Redirect);
+    datapath.redirected = datapath.pods();
+}
+
 /// Gives the mapped Pod a routing table of its own with a default route through this device. Marks route the Pod's
 /// replies by the main table.
 fn route_pod_through(facts: &mut Facts, ifindex: u32) {
@@ -441,8 +448,7 @@ fn reverse_path_filters_are_shown_by_the_greater_setting_and_reported_if_they_dr
         (
             |it| {
                 route_pod_through(it, 9);
-                pinned(it).forwarding = Some(Forwarding::Redirect);
-                pinned(it).redirected = pinned(it).pods();
+                redirect_all_pods(it);
             },
             "rp_filter",
             State::Ok,
@@ -456,8 +462,7 @@ fn reverse_path_filters_are_shown_by_the_greater_setting_and_reported_if_they_dr
         (
             |it| {
                 route_address_through(it, UPLINK, 9);
-                pinned(it).forwarding = Some(Forwarding::Redirect);
-                pinned(it).redirected = pinned(it).pods();
+                redirect_all_pods(it);
             },
             "rp_filter",
             State::Ok,

@@ -110,14 +110,12 @@ impl Reports {
             let note = if count > 1 { format!("{first} ({} more like this)", count - 1) } else { first };
             let entry = self.entries.entry(key).or_insert(Entry { note: None, reported: None, due: now });
             if entry.note.as_ref() != Some(&note) {
-                let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS)).unwrap_or_default();
-                let delayed = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
                 let is_refresh = entry.reported.is_some_and(|at| entry.due == at.plus(REFRESH_MILLIS));
                 // A change of the text does not delay an Event that is already pending. Otherwise, a text that changes
                 // often would prevent the Event.
-                let is_pending = entry.note.is_some() && !is_refresh;
-                if !is_pending {
-                    entry.due = delayed;
+                if entry.note.is_none() || is_refresh {
+                    let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS)).unwrap_or_default();
+                    entry.due = quiet_until.max(now.plus(SETTLE_MILLIS + delay));
                 }
                 entry.note = Some(note);
             }

@@ -85,7 +85,9 @@ fn each_fault_of_the_agent_is_a_risk_that_is_named() {
         }),
         ("first pass", |agent| agent.is_ready = false),
         ("no device through which clients", |agent| agent.reaches_clients = false),
-        ("device eth0 has no programs", |agent| agent.devices[0].is_attached = false),
+        ("device eth0 has no programs, so clients behind it are not served", |agent| {
+            agent.devices[0].is_attached = false;
+        }),
         ("failing for 31 s", |agent| agent.watches[0] = watch(0, Some(31_000))),
         ("received no data for 400 s", |agent| agent.watches[0] = watch(400_000, None)),
         ("no node port is free for tcp", |agent| agent.port_usage[0] = usage(0)),

@@ -194,8 +194,8 @@ impl Scene {
 
     /// The number of IP packets that the Pod's stack has received.
     fn packets_at_pod(&self, family: Family) -> u64 {
-        let (protocol, name) = if family == Family::V4 { ("Ip", "InReceives") } else { ("Ip6", "InReceives") };
-        self.world.pod().netns.counter(protocol, name).unwrap()
+        let protocol = if family == Family::V4 { "Ip" } else { "Ip6" };
+        self.world.pod().netns.counter(protocol, "InReceives").unwrap()
     }
 
     /// The number of segments that the Pod's stack has received.

@@ -192,11 +192,15 @@ impl Routing {
             && !of_rule.is_subset(&of_marks)
     }
 
+    /// The interface indexes of the devices through which the default routes of a routing table lead.
+    pub fn default_devices(&self, family: Family, table: u32) -> BTreeSet<u32> {
+        let is_its = |route: &&DefaultRoute| (route.family, route.table) == (family, table);
+        self.default_routes.iter().filter(is_its).map(|route| route.ifindex).collect()
+    }
+
     /// The uplinks through which the default routes of a routing table lead.
     fn default_uplinks(&self, family: Family, table: u32, uplinks: &BTreeSet<u32>) -> BTreeSet<u32> {
-        let is_its = |route: &&DefaultRoute| (route.family, route.table) == (family, table);
-        let of_table = self.default_routes.iter().filter(is_its).map(|route| route.ifindex);
-        of_table.filter(|ifindex| uplinks.contains(ifindex)).collect()
+        &self.default_devices(family, table) & uplinks
     }
 
     /// The IP families in which a packet's mark can decide the uplink: a rule for a mark selects a table that is not

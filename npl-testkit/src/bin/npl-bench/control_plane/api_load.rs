@@ -6,14 +6,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::proxy::Proxy;
 use npl_testkit::run::Run;
-use npl_testkit::topology::{Options, Topology};
 use serde_json::json;
 
 use super::environment::{
-    Agents, Environment, LIMIT, NAMESPACE, NODE, in_parallel, is_published, let_pass, numbered, service,
+    Environment, LIMIT, NAMESPACE, NODE, in_parallel, is_published, let_pass, numbered, service, with_control_plane,
 };
 use super::figures::{
     MODEL_READ, MODEL_READ_NAMESPACES, MODEL_READ_SELECTOR, MODEL_READ_STREAMED, MODEL_REQUESTS,
@@ -124,18 +122,13 @@ fn add(samples: &mut Samples, figure: &Figure, value: f64) {
 
 /// Starts an API server with these flags and with all objects, and runs `work` in the API server's network namespace.
 fn with_api_server<T: Send>(flags: &[&str], work: impl FnOnce(&mut Scene<'_, '_>) -> Result<T> + Send) -> Result<T> {
-    say("starting a control plane");
-    let run = Run::start()?;
-    let topology = Topology::new(&run, "", Options::default())?;
     let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
-    let plane = ControlPlane::start_with_flags(&run, Some(topology.node()), &flags)?;
-    topology.node().run(|| {
-        let mut env = Environment::new(&run, &topology, &plane)?;
-        let proxy = Proxy::start(topology.node(), plane.address())?;
-        let mut scene = Scene { env: &mut env, proxy: &proxy, pods: numbered("app", PODS), changes: 0 };
+    with_control_plane(&Run::start()?, &flags, |env| {
+        let proxy = Proxy::start(env.netns, env.plane.address())?;
+        let mut scene = Scene { env, proxy: &proxy, pods: numbered("app", PODS), changes: 0 };
         scene.create_objects()?;
         work(&mut scene)
-    })?
+    })
 }
 
 struct Scene<'a, 'b> {
@@ -170,34 +163,32 @@ impl Scene<'_, '_> {
     fn measure(&mut self, limit: Limit) -> Result<Measured> {
         say(&format!("counting requests and bytes of one agent: {limit:?}"));
         self.env.cluster.set_service_enabled(NAMESPACE, &app(0), true)?;
-        let mut agents = None;
-        let start = self.traffic_of(|scene| {
+        let (mut agents, start) = self.traffic_of(|scene| {
             let kubeconfig = scene.env.plane.agent_kubeconfig_by(scene.proxy.port())?;
-            agents = Some(scene.env.start_agent_with(&kubeconfig, limit.flags())?);
-            scene.env.wait_for_all(&scene.pods, is_published).map(drop)
+            let agents = scene.env.start_agent_with(&kubeconfig, limit.flags())?;
+            scene.env.wait_for_all(&scene.pods, is_published)?;
+            Ok(agents)
         })?;
-        let restart = self.traffic_of(|_scene| match &mut agents {
-            Some(Agents { agent, .. }) => agent.restart(),
-            None => Ok(()),
-        })?;
-        let replaced = self.traffic_of(Self::replace_pods)?.divided(CHANGES);
-        let service = self.traffic_of(Self::change_services)?.divided(CHANGES);
+        let ((), restart) = self.traffic_of(|_scene| agents.agent.restart())?;
+        let ((), replaced) = self.traffic_of(Self::replace_pods)?;
+        let ((), service) = self.traffic_of(Self::change_services)?;
         self.env.cluster.set_service_enabled(NAMESPACE, &app(0), false)?;
         self.env.wait_for_all(&self.pods, |value| value.is_none())?;
         drop(agents);
-        Ok(Measured { start, restart, replaced, service })
+        Ok(Measured { start, restart, replaced: replaced.divided(CHANGES), service: service.divided(CHANGES) })
     }
 
-    /// Returns the traffic of the agent during `work` and the time in which the agent completes its other work.
-    fn traffic_of(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Traffic> {
+    /// Returns the result of `work`, and the traffic of the agent during `work` and the time in which the agent completes
+    /// its other work.
+    fn traffic_of<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<(T, Traffic)> {
         let requests = Requests::counted(self.env.cluster.client())?;
         let bytes = self.proxy.bytes_from_server();
-        work(self)?;
+        let result = work(self)?;
         let_pass(SETTLES)?;
         let bytes = self.proxy.bytes_from_server() - bytes;
         let requests = Requests::counted(self.env.cluster.client())?.since(requests).all();
         #[expect(clippy::cast_precision_loss, reason = "some million")]
-        Ok(Traffic { requests: requests as f64, bytes: bytes as f64 })
+        Ok((result, Traffic { requests: requests as f64, bytes: bytes as f64 }))
     }
 
     /// Deletes Pods and creates Pods of the same names, one after the other.

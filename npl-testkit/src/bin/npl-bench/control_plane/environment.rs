@@ -17,8 +17,10 @@ use npl_testkit::echo::Protocol;
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
 use npl_testkit::run::Run;
-use npl_testkit::topology::{NodeAddresses, Topology};
+use npl_testkit::topology::{self, NodeAddresses, Topology};
 use npl_testkit::{poll, tools};
+
+use crate::figures::say;
 
 /// The Node of the agents.
 pub(crate) const NODE: &str = "node-1";
@@ -45,7 +47,7 @@ pub(crate) struct Environment<'a> {
     pub(crate) cluster: Cluster,
     pub(crate) plane: &'a ControlPlane,
     run: &'a Run,
-    netns: &'a Netns,
+    pub(super) netns: &'a Netns,
     agents: u32,
     next_ip: AtomicU32,
 }
@@ -55,6 +57,18 @@ pub(crate) struct Environment<'a> {
 pub(crate) struct Agents {
     pub(crate) agent: Agent,
     pub(crate) bpffs: BpfFs,
+}
+
+/// Starts a control plane whose API server has these flags, and runs `work` in the API server's network namespace.
+pub(super) fn with_control_plane<T: Send>(
+    run: &Run,
+    flags: &[String],
+    work: impl FnOnce(&mut Environment<'_>) -> Result<T> + Send,
+) -> Result<T> {
+    say("starting a control plane");
+    let topology = Topology::new(run, "", topology::Options::default())?;
+    let plane = ControlPlane::start_with_flags(run, Some(topology.node()), flags)?;
+    topology.node().run(|| work(&mut Environment::new(run, &topology, &plane)?))?
 }
 
 impl<'a> Environment<'a> {

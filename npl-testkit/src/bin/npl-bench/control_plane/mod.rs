@@ -18,11 +18,8 @@ mod services;
 pub(crate) mod usage;
 
 use anyhow::Result;
-use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::run::Run;
-use npl_testkit::topology::{Options, Topology};
 
-use self::environment::Environment;
 pub(crate) use self::environment::{in_parallel, let_pass};
 pub(crate) use self::figures::FIGURES;
 use crate::Effort;
@@ -43,19 +40,15 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
         api_load::measure(effort, samples)?;
     }
     if needs(Stage::Life) || needs(Stage::Services) {
-        say("starting a control plane");
-        let topology = Topology::new(&run, "", Options::default())?;
-        let plane = ControlPlane::start(&run, Some(topology.node()))?;
-        topology.node().run(|| -> Result<()> {
-            let mut env = Environment::new(&run, &topology, &plane)?;
+        environment::with_control_plane(&run, &[], |env| {
             if needs(Stage::Life) {
-                life::measure(&mut env, effort, samples)?;
+                life::measure(env, effort, samples)?;
             }
             if needs(Stage::Services) {
-                services::measure(&mut env, effort, samples)?;
+                services::measure(env, effort, samples)?;
             }
             Ok(())
-        })??;
+        })?;
     }
     Ok(())
 }
