@@ -14,10 +14,9 @@
 //!
 //! 1. [`SLOTS`] slots of established flows. An entry with [`Phase::ESTABLISHED`] is a copy of the flow table's entry.
 //!    Requests that match the copy need no look-up in the flow table.
-//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and of mid-stream entries, which a client's segment in the middle of a
-//!    TCP connection opens. This region is small enough to stay in the processor's cache during a SYN flood.
-//! 3. [`DATAGRAM_SLOTS`] slots of UDP and SCTP flows that are half-open without a handshake. A SYN flood overwrites
-//!    none of these slots.
+//! 2. [`HANDSHAKE_SLOTS`] slots of handshakes and mid-stream entries. This region is small enough to stay in the
+//!    processor's cache during a SYN flood.
+//! 3. [`DATAGRAM_SLOTS`] slots of half-open UDP flows. A SYN flood overwrites none of these slots.
 //!
 //! An established flow has one slot. A handshake or half-open flow has two candidate slots, and uses the second only if
 //! the first contains another entry that waits for the Pod's first reply.
@@ -28,7 +27,7 @@ use crate::conntrack::Phase;
 pub const SLOTS: u32 = 65_536;
 /// Number of slots for handshakes per IP family, a power of two. The slots for handshakes take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Number of slots per IP family for UDP and SCTP flows that are half-open without a handshake. The slots take 512 KiB.
+/// Number of slots per IP family for half-open UDP flows. The slots take 512 KiB.
 /// The first candidate slot of a flow has the same number in this region as the flow's slot in the region of
 /// established flows.
 pub const DATAGRAM_SLOTS: u32 = SLOTS;
@@ -76,14 +75,14 @@ pub const fn second_handshake_slot(hash: u64) -> u32 {
     SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
 }
 
-/// Returns the first candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+/// Returns the first candidate slot of a half-open UDP flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn datagram_slot(hash: u64) -> u32 {
     REPLY_CACHE_ELEMENTS + slot(hash)
 }
 
-/// Returns the second candidate slot of a UDP or SCTP flow that is half-open without a handshake.
+/// Returns the second candidate slot of a half-open UDP flow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn second_datagram_slot(hash: u64) -> u32 {

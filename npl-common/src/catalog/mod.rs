@@ -259,8 +259,8 @@ pub const MAPS: &[Map] = &[
         key: Content::U32(
             "slot: first 65 536 slots of established flows, selected by a hash of the flow tuple; then 16 384 slots of \
              handshakes, selected by a hash of the flow tuple and a TCP acknowledgement number or SCTP tag or, for a \
-             TCP connection that NPL first sees in the middle, of the flow tuple alone; then 65 536 slots of UDP and \
-             SCTP flows that are half-open without a handshake, selected by a hash of the flow tuple",
+             TCP connection or SCTP association that NPL first sees in the middle, of the flow tuple alone; then \
+             65 536 slots of half-open UDP flows, selected by a hash of the flow tuple",
         ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \

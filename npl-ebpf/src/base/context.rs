@@ -78,6 +78,8 @@ pub trait Access {
     fn load<T: Copy>(&self, offset: usize) -> Option<T>;
     /// Returns the length of the packet in bytes, including its link-layer header.
     fn length(&self) -> u32;
+    /// Returns the packet's skb; a packet in XDP has none.
+    fn skb(&self) -> Option<*mut __sk_buff>;
     /// Returns the interface index of the device at whose hook the program runs.
     fn ifindex(&self) -> u32;
 }
@@ -127,6 +129,11 @@ impl Access for TcContext {
     #[inline(always)]
     fn length(&self) -> u32 {
         self.len()
+    }
+
+    #[inline(always)]
+    fn skb(&self) -> Option<*mut __sk_buff> {
+        Some(skb(self))
     }
 
     #[inline(always)]
@@ -189,6 +196,11 @@ impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
     /// packets whose headers are at variable offsets.
     #[inline(always)]
     fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
+        None
+    }
+
+    #[inline(always)]
+    fn skb(&self) -> Option<*mut __sk_buff> {
         None
     }
 

@@ -4,7 +4,11 @@
 use core::num::NonZeroUsize;
 
 use aya_ebpf::programs::TcContext;
-use npl_common::{conntrack::Segment, mapping::protocol, reason::Reason};
+use npl_common::{
+    conntrack::{Numbers, Segment},
+    mapping::protocol,
+    reason::Reason,
+};
 
 use super::{
     family::{HeaderChain, HeaderLayout, Headers},
@@ -110,6 +114,16 @@ impl<F: HeaderLayout> Packet<F> {
             _ => ctx.load::<UdpHeader>(l4).map(|_| Segment::DATAGRAM),
         };
         segment.ok_or(Reason::Truncated)
+    }
+
+    /// Returns the numbers of an SCTP packet by which a reply is recognized as the answer to a client's packet: see
+    /// [`Numbers::are_answered_by`]. `None` for other protocols.
+    #[inline(always)]
+    pub fn sctp_numbers(&self, ctx: &impl Access) -> Option<Numbers> {
+        if self.headers.is_fast_path || self.headers.protocol != protocol::SCTP {
+            return None;
+        }
+        Some(sctp::numbers(ctx.skb()?, self.headers.l4, self.end?.get()))
     }
 
     /// Returns the number of payload bytes in a SYN of the fast path (TCP Fast Open).

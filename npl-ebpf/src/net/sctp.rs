@@ -3,8 +3,11 @@
 
 use core::mem::offset_of;
 
-use aya_ebpf::programs::TcContext;
-use npl_common::conntrack::Segment;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use npl_common::{
+    conntrack::{Numbers, Segment},
+    hash::absorb,
+};
 
 use super::headers::{Ports, tcp_flag};
 use crate::base::context::{self, Access};
@@ -30,11 +33,17 @@ pub struct Chunk {
 
 /// Chunk types.
 mod chunk {
+    pub const DATA: u8 = 0;
     pub const INIT: u8 = 1;
     pub const INIT_ACK: u8 = 2;
+    pub const SACK: u8 = 3;
+    pub const HEARTBEAT: u8 = 4;
+    pub const HEARTBEAT_ACK: u8 = 5;
     pub const ABORT: u8 = 6;
     pub const SHUTDOWN: u8 = 7;
     pub const SHUTDOWN_ACK: u8 = 8;
+    /// RFC 8260.
+    pub const I_DATA: u8 = 64;
 }
 
 impl Chunk {
@@ -56,18 +65,25 @@ impl Chunk {
 /// verifier of Linux 6.12 also follows mispredicted branches, and could not prove that a loop ends.
 const MAX_CHUNKS: usize = 6;
 
-/// The beginning of an INIT or INIT ACK chunk. All fields are in network byte order.
+/// Largest number of chunks in which [`numbers`] looks for TSNs. DATA follows at most the chunks COOKIE ACK and SACK.
+const MAX_NUMBERED: usize = 3;
+/// Largest number of 64-bit words that [`numbers`] reads of a HEARTBEAT. The random number that Linux writes to a
+/// HEARTBEAT is the sixth word.
+const MAX_WORDS: usize = 7;
+
+/// The beginning of a chunk, with its first field. All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Init {
+struct Numbered {
     chunk: Chunk,
-    tag: u32,
+    /// INIT, INIT ACK: the initiate tag. DATA: the TSN. SACK: the acknowledged TSN.
+    number: u32,
 }
 
 /// Offset of the verification tag in the SCTP packet.
 pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
-pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
+pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Numbered, number);
 
 /// The TCP equivalent of an SCTP packet that ends at `end`: see [`Segment`]. The first chunk determines the flags.
 /// `None` if the packet has no chunk.
@@ -79,9 +95,67 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     }
     let flags = ctx.load::<Chunk>(offset)?.tcp_flags();
     let tag = u32::from_be(ctx.load::<SctpHeader>(l4)?.tag);
-    let init = if flags & tcp_flag::SYN != 0 { ctx.load::<Init>(offset) } else { None };
-    let sequence = init.map_or(tag, |init| u32::from_be(init.tag).wrapping_sub(1));
+    let init = if flags & tcp_flag::SYN != 0 { ctx.load::<Numbered>(offset) } else { None };
+    let sequence = init.map_or(tag, |init| u32::from_be(init.number).wrapping_sub(1));
     Some(Segment::new(sequence, tag, flags))
+}
+
+/// The numbers by which a reply is recognized as the answer to a client's packet: see [`Numbers::are_answered_by`].
+#[inline(always)]
+pub fn numbers(skb: *mut __sk_buff, l4: usize, end: usize) -> Numbers {
+    Numbers(npl_sctp_numbers(skb, l4 as u32, end as u32))
+}
+
+/// Implements [`numbers`]. The function is exported, so that the verifier checks it separately from its callers.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_sctp_numbers(skb: *mut __sk_buff, l4: u32, end: u32) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let (mut sequence, mut acknowledgement) = (0, 0);
+    let mut offset = l4 as usize + size_of::<SctpHeader>();
+    let mut heartbeat = None;
+    for _ in 0..MAX_NUMBERED {
+        if offset + size_of::<Numbered>() > end as usize {
+            break;
+        }
+        let Some(Numbered { chunk, number }) = context::load::<Numbered>(ctx, offset) else { break };
+        let number = u32::from_be(number);
+        match chunk.kind {
+            chunk::DATA | chunk::I_DATA => {
+                sequence = number;
+                break;
+            }
+            chunk::HEARTBEAT | chunk::HEARTBEAT_ACK => {
+                heartbeat = Some(chunk);
+                break;
+            }
+            chunk::SACK => acknowledgement = number,
+            _ => {}
+        }
+        offset += usize::from(u16::from_be(chunk.length)).next_multiple_of(4);
+    }
+    if let Some(chunk) = heartbeat {
+        let hash = heartbeat_hash(ctx, offset, u16::from_be(chunk.length).into());
+        if chunk.kind == chunk::HEARTBEAT { sequence = hash } else { acknowledgement = hash }
+    }
+    Segment::new(sequence, acknowledgement, 0).numbers.0
+}
+
+/// A hash of the content of a HEARTBEAT, which the HEARTBEAT ACK repeats; never 0. The content includes a random number
+/// of the sender.
+#[inline(always)]
+fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
+    let mut hash = 0;
+    let mut at = size_of::<Chunk>();
+    for _ in 0..MAX_WORDS {
+        if at + size_of::<u64>() > length {
+            break;
+        }
+        let Some(word) = context::load::<u64>(ctx, offset + at) else { break };
+        hash = absorb(hash, word);
+        at += size_of::<u64>();
+    }
+    (hash >> u32::BITS) as u32 | 1
 }
 
 /// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the

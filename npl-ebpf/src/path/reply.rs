@@ -4,7 +4,7 @@
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
-    conntrack::Segment,
+    conntrack::{Numbers, Segment},
     fragment_buffer::{SAVED, SavedFrame},
     half_open,
     mapping::Endpoint,
@@ -94,7 +94,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         if MODE == OFFLOAD && !is_offloaded() {
             return Verdict::UNRELATED;
         }
-        let Some(resolved) = ResolvedFlow::of(&reply, &sender) else {
+        let Some(resolved) = ResolvedFlow::of(&reply, &sender, || packet.sctp_numbers(ctx)) else {
             return if Self::AT_POD { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let nat = &resolved.nat;
@@ -156,7 +156,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         // an ICMP error.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
-        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
+        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender, || None) else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE);
@@ -229,7 +229,11 @@ struct ResolvedFlow<F: Family> {
 
 impl<F: Family> ResolvedFlow<F> {
     #[inline(always)]
-    fn of(reply: &Reply<'_, F>, Sender { endpoint, entry }: &Sender) -> Option<Self> {
+    fn of(
+        reply: &Reply<'_, F>,
+        Sender { endpoint, entry }: &Sender,
+        sctp_numbers: impl FnOnce() -> Option<Numbers>,
+    ) -> Option<Self> {
         let own_slot = reply.flow.own_slot();
         if *entry != 0
             && reply.segment.flags & tcp_flag::OPENS_OR_ENDS == 0
@@ -257,7 +261,7 @@ impl<F: Family> ResolvedFlow<F> {
                 return None;
             }
         }
-        let half_open = opening.or_else(|| reply.flow.half_open_of_reply(reply.segment))?;
+        let half_open = opening.or_else(|| reply.flow.half_open_of_reply(reply.segment, sctp_numbers))?;
         let nat = half_open_slots::half_open_nat(half_open.load(), &reply.tuple, reply.flow.protocol, endpoint)?;
         Some(Self { source: FlowSource::HalfOpenCache, table_entry: Self::unused()?, half_open, nat })
     }

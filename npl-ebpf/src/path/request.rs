@@ -183,7 +183,7 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
         conntrack::open_handshake(hash, &request, packet.syn_payload::<L2>(ctx))
     } else {
         let flow = Flow::<F>::with_hash(hash, protocol, &key).ok_or(Verdict::UNRELATED)?;
-        flow.track_request(&request, is_host_connection)
+        flow.track_request(&request, is_host_connection, || packet.sctp_numbers(ctx))
     };
     if transition == Transition::HostConnection {
         return Err(Verdict::pass(Reason::HostConnection));

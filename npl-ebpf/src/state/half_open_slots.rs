@@ -5,7 +5,7 @@
 //! from the flow table, the copy gets another phase or is cleared. A handshake's slot contains an entry with one of
 //! three kinds of keys: [`handshake_key`](npl_common::conntrack::handshake_key),
 //! [`reply_key`](npl_common::conntrack::reply_key) or [`mid_stream_key`](npl_common::conntrack::mid_stream_key). A
-//! datagram slot contains the entry of a UDP or SCTP flow that is half-open without a handshake.
+//! datagram slot contains the entry of a half-open UDP flow.
 
 use npl_common::{
     half_open,
@@ -22,7 +22,7 @@ use crate::base::cell::Cell;
 pub type Slot = (Cell<u64>, u32);
 
 /// An index that no slot of the half-open cache has.
-const NONE: u32 = u32::MAX;
+pub const NONE: u32 = u32::MAX;
 
 /// Returns the slot of an established flow. The slot may contain an entry of another flow.
 #[inline(always)]
@@ -38,8 +38,8 @@ pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
     choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// Returns the slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake or, if the
-/// cache has no such entry, the slot for a new entry.
+/// Returns the slot that contains the entry of a half-open UDP flow or, if the cache has no such entry, the slot for a
+/// new entry.
 #[inline(always)]
 pub fn of_datagram_flow<F: Family>(hash: u64) -> Option<Slot> {
     choose::<F>(hash, half_open::datagram_slot(hash), half_open::second_datagram_slot(hash))
@@ -66,21 +66,33 @@ pub fn find_handshake<F: Family>(key: u64) -> Option<Slot> {
     if index == NONE { None } else { Some((F::half_open(index)?, index)) }
 }
 
-/// Returns the slot that contains the entry of a UDP or SCTP flow that is half-open without a handshake; `None` if the
-/// cache has no such entry.
+/// Returns the slot that contains the entry of a half-open UDP flow; `None` if the cache has no such entry.
 #[inline(always)]
 pub fn find_datagram_flow<F: Family>(hash: u64) -> Option<Cell<u64>> {
     // The array has no element with the index [`NONE`].
     F::half_open(datagram_index::<F>(hash))
 }
 
+/// Like [`find_handshake`], for a function that is itself not inlined: its callers have no free stack space for two
+/// nested frames.
+#[inline(always)]
+pub fn find_handshake_inlined<F: Family>(key: u64) -> Option<Slot> {
+    let index = index_of_handshake::<F>(key);
+    // The array has no element with the index [`NONE`].
+    Some((F::half_open(index)?, index))
+}
+
 #[inline(never)]
 fn handshake_index<F: Family>(key: u64) -> u32 {
+    index_of_handshake::<F>(key)
+}
+
+#[inline(always)]
+fn index_of_handshake<F: Family>(key: u64) -> u32 {
     index_of::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
 }
 
-/// Removes the entry of a UDP or SCTP flow that is half-open without a handshake. Returns whether the cache had such an
-/// entry.
+/// Removes the entry of a half-open UDP flow. Returns whether the cache had such an entry.
 #[inline(never)]
 pub fn remove_datagram_flow<F: Family>(hash: u64) -> bool {
     // The look-up is inlined: the callers have no free stack space for two nested frames.

@@ -13,8 +13,12 @@ pub mod sctp_chunks {
     pub const INIT: u8 = 1;
     /// Response to INIT, with a state cookie.
     pub const INIT_ACK: u8 = 2;
+    /// Acknowledges data.
+    pub const SACK: u8 = 3;
     /// Asks whether the other side is reachable.
     pub const HEARTBEAT: u8 = 4;
+    /// Response to HEARTBEAT, with the content of the HEARTBEAT.
+    pub const HEARTBEAT_ACK: u8 = 5;
     /// Rejects or aborts the association.
     pub const ABORT: u8 = 6;
     /// The sender has no more data.

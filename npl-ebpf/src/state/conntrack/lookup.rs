@@ -33,7 +33,7 @@ impl<F: Family> Flow<'_, F> {
     }
 
     /// The half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the packet's
-    /// acknowledgement number, the mid-stream entry of a TCP connection, or a half-open entry in the flow's own slot.
+    /// acknowledgement number, the mid-stream entry of the flow, or a half-open entry in the flow's own slot.
     ///
     /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
     /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
@@ -51,24 +51,33 @@ impl<F: Family> Flow<'_, F> {
             return if is_of_association { None } else { Some(slot) };
         }
         // The entry in the flow's own slot is half-open if the flow's entry was removed from the flow table.
-        let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
+        let slot = self
+            .mid_stream_of_reply(reply)
+            .or_else(|| self.refused_of_reply(reply))
+            .or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
     /// The half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry that
-    /// the packet's sequence and acknowledgement numbers match.
+    /// the packet's sequence and acknowledgement numbers match. `sctp_numbers` returns the numbers of an SCTP packet.
     #[inline(always)]
-    pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
+    pub fn half_open_of_reply(
+        &self,
+        reply: Segment,
+        sctp_numbers: impl FnOnce() -> Option<Numbers>,
+    ) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
             return Some(self.entry);
         }
-        let slot = self.acknowledged_handshake(reply);
-        if self.protocol == protocol::TCP {
-            return slot.or_else(|| self.mid_stream_of_reply(reply));
+        if has_handshake(self.protocol) {
+            return self
+                .acknowledged_handshake(reply)
+                .or_else(|| self.mid_stream_of_reply(reply))
+                .or_else(|| F::half_open(index_of_answered::<F>(self.hash, sctp_numbers()?, 0)));
         }
         // If another processor has established the flow in the meantime, the flow's own slot was written before the
         // datagram slot was cleared.
-        slot.or_else(|| slots::find_datagram_flow::<F>(self.hash)).or_else(|| self.half_open().map(|_| self.entry))
+        slots::find_datagram_flow::<F>(self.hash).or_else(|| self.half_open().map(|_| self.entry))
     }
 
     /// The entry of the handshake whose SYN a Pod's packet acknowledges.
@@ -93,23 +102,29 @@ impl<F: Family> Flow<'_, F> {
         if numbers.admit(reply) { Some(slot) } else { None }
     }
 
+    /// The mid-stream entry of SCTP, if the Pod refuses the client's packet with an ABORT. The ABORT of a Pod without an
+    /// association repeats the verification tag of the client's packet.
+    #[inline(always)]
+    fn refused_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
+        if self.protocol != protocol::SCTP || reply.flags & tcp_flag::RST == 0 {
+            return None;
+        }
+        F::half_open(index_of_answered::<F>(self.hash, Numbers(0), reply.acknowledgement()))
+    }
+
     /// The slot and the key of the half-open entry that a client's packet establishes or aborts: the entry of a
     /// handshake, or of a flow that is half-open without a handshake.
     #[inline(always)]
     pub(super) fn opened_by(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
-        if self.protocol == protocol::TCP {
+        if has_handshake(self.protocol) {
             return self.handshake_of_request(segment);
         }
-        let datagram_flow = || Some((slots::find_datagram_flow::<F>(self.hash)?, self.hash));
-        self.handshake_of_request(segment).or_else(datagram_flow)
+        Some((slots::find_datagram_flow::<F>(self.hash)?, self.hash))
     }
 
     /// The slot and the key of the handshake that a client's packet completes or aborts.
     #[inline(always)]
     fn handshake_of_request(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
-        if !has_handshake(self.protocol) {
-            return None;
-        }
         let is_reset =
             self.protocol == protocol::TCP && segment.flags & (tcp_flag::RST | tcp_flag::ACK) == tcp_flag::RST;
         let key = if is_reset {
@@ -145,4 +160,27 @@ pub(super) fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Opt
     let numbers = Numbers(cached.load());
     let requested = half_open::with_phase(entry, Phase::REQUESTED);
     if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
+}
+
+/// The index of the mid-stream entry, which a client's packet in the middle of an SCTP association opened, if the Pod's
+/// packet with the numbers `reply` answers the client's packet, or if the client's packet has the verification tag
+/// `refused`, which is not 0. [`slots::NONE`] if there is no such entry.
+///
+/// The function is not inlined, because its callers have no free stack space.
+#[inline(never)]
+fn index_of_answered<F: Family>(hash: u64, reply: Numbers, refused: u32) -> u32 {
+    let key = mid_stream_key(hash);
+    let Some((slot, index)) = slots::find_handshake_inlined::<F>(key) else { return slots::NONE };
+    let Some((numbers, tag)) = stored_packet::<F>(key, slot.load(), index) else { return slots::NONE };
+    let is_answered = numbers.are_answered_by(reply) || (refused != 0 && refused == tag);
+    if is_answered { index } else { slots::NONE }
+}
+
+/// The numbers ([`Numbers::are_answered_by`]) and the verification tag that a mid-stream entry of SCTP stores.
+#[inline(always)]
+pub(super) fn stored_packet<F: Family>(key: u64, entry: u64, index: u32) -> Option<(Numbers, u32)> {
+    let cached = F::cached_reply(index)?;
+    let (numbers, word) = (Numbers(cached.load()), cached.at(1).load());
+    let (requested, tag) = (half_open::with_phase(entry, Phase::REQUESTED), word as u32);
+    if word == numbers.checksum_with_tag(key, requested, tag) { Some((numbers, tag)) } else { None }
 }

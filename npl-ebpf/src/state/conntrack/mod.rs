@@ -13,7 +13,8 @@ mod lookup;
 
 use npl_common::{
     conntrack::{
-        Action, Event, Phase, Segment, State, handshake_key, is_near_acknowledgement, mid_stream_key, reply_key, step,
+        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_near_acknowledgement, mid_stream_key,
+        reply_key, step,
     },
     flow::FlowState,
     half_open,
@@ -22,7 +23,7 @@ use npl_common::{
 };
 
 pub use self::lookup::has_flow;
-use self::lookup::stored_numbers;
+use self::lookup::{stored_numbers, stored_packet};
 use super::{
     flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
@@ -225,9 +226,14 @@ impl<'k, F: Family> Flow<'k, F> {
     ///
     /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
     /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
-    /// host connection if `is_host_connection` returns true.
+    /// host connection if `is_host_connection` returns true. `sctp_numbers` returns the numbers of an SCTP packet.
     #[inline(always)]
-    pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
+    pub fn track_request(
+        &self,
+        request: &Request<F>,
+        is_host_connection: impl FnOnce() -> bool,
+        sctp_numbers: impl FnOnce() -> Option<Numbers>,
+    ) -> Transition {
         let entry = self.entry.load();
         let phase = half_open::phase(entry);
         if entry == self.entry_of(phase, &request.nat) && phase.is(Phase::ESTABLISHED) {
@@ -247,17 +253,24 @@ impl<'k, F: Family> Flow<'k, F> {
                     // packet. A packet that matches another entry may be forged, so its FIN and RST do not count.
                     let is_proven = key != self.hash;
                     let counted = if is_proven { u8::MAX } else { !(tcp_flag::FIN | tcp_flag::RST) };
-                    return self.track_half_open(request, request.segment.flags & counted, slot, phase);
+                    return self.track_half_open(request, request.segment.flags & counted, is_proven, slot, phase);
                 }
             }
         }
-        self.track_by_table(request, entry, is_host_connection)
+        self.track_by_table(request, entry, is_host_connection, sctp_numbers)
     }
 
     /// Applies a client's packet to the half-open entry in `slot`: the flow's own slot, the flow's datagram slot, or the
     /// slot of a handshake whose numbers match the packet.
     #[inline(always)]
-    fn track_half_open(&self, request: &Request<F>, flags: u8, slot: Cell<u64>, phase: Phase) -> Transition {
+    fn track_half_open(
+        &self,
+        request: &Request<F>,
+        flags: u8,
+        is_proven: bool,
+        slot: Cell<u64>,
+        phase: Phase,
+    ) -> Transition {
         let event = Event::from_client(self.protocol, flags, true);
         let (state, action) = step(State::half_open(phase), event);
         match action {
@@ -265,7 +278,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 slot.store(half_open::with_phase(slot.load(), state.phase));
                 Transition::Unchanged
             }
-            Action::Establish => self.establish_and_clear(request, flags),
+            Action::Establish => self.establish_and_clear(request, flags, is_proven),
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {
                 Transition::Unchanged
             }
@@ -282,6 +295,7 @@ impl<'k, F: Family> Flow<'k, F> {
         request: &Request<F>,
         cached: u64,
         is_host_connection: impl FnOnce() -> bool,
+        sctp_numbers: impl FnOnce() -> Option<Numbers>,
     ) -> Transition {
         if let Some(entry) = self.table_entry() {
             let state = flow_state::<F>(entry);
@@ -323,23 +337,23 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_host_connection() {
             return Transition::HostConnection;
         }
-        if self.protocol == protocol::TCP {
+        if has_handshake(self.protocol) {
             if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
                 // The flow's slot has an entry of this flow with another NAT address. Replies continue to use the NAT
                 // address of this entry.
                 count_reason(Reason::TupleConflict as u32);
                 return Transition::Unchanged;
             }
-            return self.track_mid_stream(request);
+            let Some(numbers) = sctp_numbers() else { return self.track_mid_stream(request) };
+            if !request.segment.is_mid_stream() {
+                return Transition::Unchanged;
+            }
+            let (key, nat) = (mid_stream_key(self.hash), &request.nat);
+            let entry = half_open::entry(key, Phase::REQUESTED, nat.addr_index, nat.port);
+            let is_new = open_mid_stream::<F>(key, entry, numbers, request.segment.acknowledgement());
+            return if is_new { Transition::New } else { Transition::Unchanged };
         }
-        // The flags of an SCTP SHUTDOWN are FIN without ACK. ACK is added to them, so that a SHUTDOWN opens an entry in
-        // the same way as other chunks.
-        let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
-            request.segment.flags | tcp_flag::ACK
-        } else {
-            request.segment.flags
-        };
-        let (state, action) = step(State::ABSENT, Event::from_client(self.protocol, flags, false));
+        let (state, action) = step(State::ABSENT, Event::ClientDatagram);
         if action == Action::Open {
             // If the flow's own slot contains an entry of this flow with another NAT address, this entry is replaced,
             // because replies are looked up in the own slot before the datagram slot.
@@ -370,7 +384,7 @@ impl<'k, F: Family> Flow<'k, F> {
             && stored_numbers::<F>(key, entry, index).is_some_and(|numbers| numbers.is_near(request.segment.numbers));
         let (next, action) = step(state, Event::from_client(self.protocol, request.segment.flags, is_proven));
         if action == Action::Establish {
-            return self.establish_and_clear(request, request.segment.flags);
+            return self.establish_and_clear(request, request.segment.flags, true);
         }
         if action == Action::Store {
             slot.store(half_open::with_phase(entry, next.phase));
@@ -393,12 +407,12 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 
     #[inline(always)]
-    fn establish_and_clear(&self, request: &Request<F>, flags: u8) -> Transition {
+    fn establish_and_clear(&self, request: &Request<F>, flags: u8, is_proven: bool) -> Transition {
         if let Some(cached) = F::cached_reply(self.slot) {
             // The reply cache may still have a copy for the previous connection with the same flow tuple.
             lookup_cache::invalidate_reply(cached);
         }
-        let transition = self.establish(request, flags);
+        let transition = self.establish(request, flags, is_proven);
         if transition != Transition::Established {
             return transition;
         }
@@ -415,8 +429,13 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Establishes the flow: writes an entry to the flow table, and a copy with the phase "established" to the flow's
     /// slot of the half-open cache.
     #[inline(always)]
-    fn establish(&self, request: &Request<F>, flags: u8) -> Transition {
-        let segment = Segment { flags, ..request.segment };
+    fn establish(&self, request: &Request<F>, flags: u8, is_proven: bool) -> Transition {
+        let mut segment = Segment { flags, ..request.segment };
+        if self.protocol == protocol::SCTP && !is_proven {
+            // The packet may be forged, so its tag must not be recorded: an ABORT with the recorded tag shortens the
+            // idle timeout. An attacker does not know the flow's hash.
+            segment.numbers = Numbers(self.hash);
+        }
         if F::insert_flow(self.key, &new_entry::<F>(&request.nat, request.generation, segment)).is_none() {
             count_reason(Reason::FlowTableFull as u32);
             return Transition::Unchanged;
@@ -444,13 +463,21 @@ impl<'k, F: Family> Flow<'k, F> {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
                 let (generation, segment) = (endpoint.generation, Segment::DATAGRAM);
-                let transition = self.establish(&Request { nat, generation, segment }, 0);
+                let transition = self.establish(&Request { nat, generation, segment }, 0, true);
                 if transition == Transition::Established {
                     slots::remove_datagram_flow::<F>(self.hash);
                 }
                 return transition;
             }
-            Action::Store => slot.store(half_open::with_phase(entry, state.phase)),
+            Action::Store => {
+                slot.store(half_open::with_phase(entry, state.phase));
+                if self.protocol == protocol::SCTP
+                    && state.phase.is(Phase::REPLIED)
+                    && half_open::matches(entry, mid_stream_key(self.hash))
+                {
+                    accept_mid_stream::<F>(self.hash, entry, reply.acknowledgement());
+                }
+            }
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {}
         }
         if reply.flags & tcp_flag::SYN != 0 && state.phase.is(Phase::REPLIED) {
@@ -505,6 +532,53 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     fn entry_of(&self, phase: Phase, nat: &NatAddress<F>) -> u64 {
         half_open::entry(self.hash, phase, nat.addr_index, nat.port)
+    }
+}
+
+/// Opens a mid-stream entry for a client's packet in the middle of an SCTP association that has no entry, or writes the
+/// packet's numbers and verification tag to the existing entry. Returns whether the entry is new. `key` is the flow's
+/// [`mid_stream_key`], and `entry` is the word of the half-open cache.
+///
+/// A reply matches the entry if the reply's numbers answer those of the packet. The Pod discards a packet with a wrong
+/// verification tag, so an answer also proves the packet's tag.
+///
+/// The function is not inlined, because its callers have no free stack space.
+#[inline(never)]
+fn open_mid_stream<F: Family>(key: u64, entry: u64, numbers: Numbers, tag: u32) -> bool {
+    let Some((slot, index)) = slots::of_handshake::<F>(key) else { return false };
+    let old = slot.load();
+    let phase = half_open::phase(old);
+    let state = State::half_open(if half_open::with_phase(entry, phase) == old { phase } else { Phase::ABSENT });
+    let (next, action) = step(state, Event::ClientSegment { flags: tcp_flag::ACK, is_proven: false });
+    if !next.phase.is(Phase::REQUESTED) {
+        return false;
+    }
+    if let Some(cached) = F::cached_reply(index) {
+        cached.store(numbers.0);
+        cached.at(1).store(numbers.checksum_with_tag(key, entry, tag));
+    }
+    if action == Action::Open {
+        slot.store(entry);
+    }
+    action == Action::Open
+}
+
+/// Records that the Pod has answered the client's SCTP packet that opened a flow's mid-stream entry. `tag` is the
+/// verification tag of the Pod's packet. Both tags of the association are then known, as after a handshake. The
+/// mid-stream entry `entry` therefore becomes the two entries of a handshake, which no packet with other tags matches.
+///
+/// The function is not inlined, because its callers have no free stack space.
+#[inline(never)]
+fn accept_mid_stream<F: Family>(hash: u64, entry: u64, tag: u32) {
+    let key = mid_stream_key(hash);
+    let Some((slot, index)) = slots::find_handshake_inlined::<F>(key) else { return };
+    let Some((_, tag_of_client)) = stored_packet::<F>(key, entry, index) else { return };
+    slot.store(0);
+    for key in [handshake_key(hash, tag), reply_key(hash, tag_of_client)] {
+        if let Some((slot, _)) = slots::of_handshake::<F>(key) {
+            let (addr_index, node_port) = (half_open::address_index(entry), half_open::node_port(entry));
+            slot.store(half_open::entry(key, Phase::REPLIED, addr_index, node_port));
+        }
     }
 }
 

@@ -33,9 +33,9 @@ const KINDS: [Kind; 11] = [
     (|client| tcp(client, node(), 0, b""), None),
     (|client| udp(client, node(), b"query"), Some(DATAGRAMS)),
     (|client| sctp(client, node(), INIT, b""), Some(HANDSHAKES)),
-    (|client| sctp(client, node(), DATA, b"data"), Some(DATAGRAMS)),
-    (|client| sctp(client, node(), COOKIE_ECHO, b"cookie"), Some(DATAGRAMS)),
-    (|client| sctp(client, node(), SHUTDOWN, b""), Some(DATAGRAMS)),
+    (|client| sctp(client, node(), DATA, b"data"), Some(HANDSHAKES)),
+    (|client| sctp(client, node(), COOKIE_ECHO, b"cookie"), Some(HANDSHAKES)),
+    (|client| sctp(client, node(), SHUTDOWN, b""), None),
 ];
 
 /// Fills every slot with the entry of another established flow, and sends a flood of each kind. A flood may overwrite

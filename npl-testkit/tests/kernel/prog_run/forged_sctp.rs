@@ -214,3 +214,27 @@ fn forged_packets_on_the_clients_own_path_do_not_disturb_a_handshake() {
 fn forged_packets_to_another_node_address_do_not_disturb_a_handshake() {
     no_type_does_harm(|lab, kind| harm_to_a_handshake(lab, second_node(), kind));
 }
+
+#[test]
+fn forged_packets_on_the_clients_own_path_do_not_disturb_an_idle_association() {
+    no_type_does_harm(|lab, kind| harm_to_an_idle_association(lab, node(), kind));
+}
+
+#[test]
+fn forged_packets_to_another_node_address_do_not_disturb_an_idle_association() {
+    no_type_does_harm(|lab, kind| harm_to_an_idle_association(lab, second_node(), kind));
+}
+
+#[test]
+fn forged_packets_of_all_types_do_not_divert_the_replies_of_a_direct_association() {
+    for destination in [node, second_node] {
+        no_type_does_harm(|lab, kind| {
+            for (of_client, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
+                asks(lab, pod(), of_client);
+                attack(lab, destination(), &[kind]);
+                answers_from(lab, of_pod, pod())?;
+            }
+            Ok(())
+        });
+    }
+}

@@ -35,6 +35,7 @@ pub(crate) mod scene;
 mod sctp;
 mod sctp_flows;
 mod sctp_fragments;
+mod sctp_recovery;
 mod sources;
 mod sweep;
 mod unmapped;

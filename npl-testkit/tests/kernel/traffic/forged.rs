@@ -376,8 +376,7 @@ fn forged_frames_do_not_harm_a_live_udp_flow() {
     });
 }
 
-/// Tests associations through the mapping. If the kernel lacks SCTP, the test does nothing; the tests of single packets
-/// cover the same chunks.
+/// If the kernel lacks SCTP, the test does nothing; the tests of single packets cover the same chunks.
 #[test]
 fn forged_frames_do_not_harm_a_live_sctp_association() {
     const KINDS: [u8; 11] = [
@@ -397,8 +396,10 @@ fn forged_frames_do_not_harm_a_live_sctp_association() {
         return;
     }
     for scene in Scene::of_each_mode() {
-        for family in Family::ALL {
-            let pair = scene.connect(family, Path::Mapped, libc::IPPROTO_SCTP, |_| {});
+        for (family, path) in
+            Family::ALL.into_iter().flat_map(|family| [(family, Path::Mapped), (family, Path::Direct)])
+        {
+            let pair = scene.connect(family, path, libc::IPPROTO_SCTP, |_| {});
             pair.talk();
             for _attack in 0..2 {
                 let (before, mut sent) = (scene.packets_at_pod(family), 0);
