@@ -23,7 +23,7 @@ use npl_common::{
 };
 
 pub use self::lookup::has_flow;
-use self::lookup::{stored_numbers, stored_packet};
+use self::lookup::stored_numbers;
 use super::{
     flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
@@ -125,19 +125,6 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     pub fn table_entry(&self) -> Option<*mut F::FlowEntry> {
         F::flow_entry(self.key)
-    }
-
-    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, a mid-stream entry or a
-    /// datagram entry. Entries of handshakes do not count, because they can be looked up only with the sequence or
-    /// acknowledgement number of a segment.
-    #[inline(always)]
-    pub fn has_entry(&self) -> bool {
-        // Mid-stream and datagram entries are looked up first, because the program removes them after it has written
-        // the flow's entry.
-        slots::find_datagram_flow::<F>(self.hash).is_some()
-            || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
-            || self.half_open().is_some()
-            || self.table_entry().is_some()
     }
 
     /// Removes the flow table's entry after the Pod has rejected the connection, although the client had completed the
@@ -470,12 +457,13 @@ impl<'k, F: Family> Flow<'k, F> {
                 return transition;
             }
             Action::Store => {
-                slot.store(half_open::with_phase(entry, state.phase));
-                if self.protocol == protocol::SCTP
+                // The Pod's packet repeats the tag of the client's SCTP packet, but shows no tag of an association. Only
+                // an answer replaces the mid-stream entry, which stays "requested" until then.
+                let is_unanswered = self.protocol == protocol::SCTP
                     && state.phase.is(Phase::REPLIED)
-                    && half_open::matches(entry, mid_stream_key(self.hash))
-                {
-                    accept_mid_stream::<F>(self.hash, entry, reply.acknowledgement());
+                    && half_open::matches(entry, mid_stream_key(self.hash));
+                if !is_unanswered {
+                    slot.store(half_open::with_phase(entry, state.phase));
                 }
             }
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {}
@@ -546,13 +534,9 @@ impl<'k, F: Family> Flow<'k, F> {
 #[inline(never)]
 fn open_mid_stream<F: Family>(key: u64, entry: u64, numbers: Numbers, tag: u32) -> bool {
     let Some((slot, index)) = slots::of_handshake::<F>(key) else { return false };
-    let old = slot.load();
-    let phase = half_open::phase(old);
-    let state = State::half_open(if half_open::with_phase(entry, phase) == old { phase } else { Phase::ABSENT });
-    let (next, action) = step(state, Event::ClientSegment { flags: tcp_flag::ACK, is_proven: false });
-    if !next.phase.is(Phase::REQUESTED) {
-        return false;
-    }
+    // The word of another flow, or a word with another NAT address or phase, counts as absent.
+    let state = State::half_open(if slot.load() == entry { Phase::REQUESTED } else { Phase::ABSENT });
+    let (_, action) = step(state, Event::ClientSegment { flags: tcp_flag::ACK, is_proven: false });
     if let Some(cached) = F::cached_reply(index) {
         cached.store(numbers.0);
         cached.at(1).store(numbers.checksum_with_tag(key, entry, tag));
@@ -561,25 +545,6 @@ fn open_mid_stream<F: Family>(key: u64, entry: u64, numbers: Numbers, tag: u32) 
         slot.store(entry);
     }
     action == Action::Open
-}
-
-/// Records that the Pod has answered the client's SCTP packet that opened a flow's mid-stream entry. `tag` is the
-/// verification tag of the Pod's packet. Both tags of the association are then known, as after a handshake. The
-/// mid-stream entry `entry` therefore becomes the two entries of a handshake, which no packet with other tags matches.
-///
-/// The function is not inlined, because its callers have no free stack space.
-#[inline(never)]
-fn accept_mid_stream<F: Family>(hash: u64, entry: u64, tag: u32) {
-    let key = mid_stream_key(hash);
-    let Some((slot, index)) = slots::find_handshake_inlined::<F>(key) else { return };
-    let Some((_, tag_of_client)) = stored_packet::<F>(key, entry, index) else { return };
-    slot.store(0);
-    for key in [handshake_key(hash, tag), reply_key(hash, tag_of_client)] {
-        if let Some((slot, _)) = slots::of_handshake::<F>(key) {
-            let (addr_index, node_port) = (half_open::address_index(entry), half_open::node_port(entry));
-            slot.store(half_open::entry(key, Phase::REPLIED, addr_index, node_port));
-        }
-    }
 }
 
 /// Whether the flows of this protocol begin with a handshake (TCP and SCTP).
