@@ -335,7 +335,8 @@ impl Numbers {
     /// Whether the Pod's SCTP packet with the numbers `reply` answers the client's packet with these numbers:
     ///
     /// * the sequence number is the TSN of the packet's data, or a hash of its HEARTBEAT;
-    /// * the acknowledgement number is the TSN that the packet acknowledges, or a hash of the HEARTBEAT that it answers;
+    /// * the acknowledgement number is the TSN that the packet's SACK or SHUTDOWN acknowledges, or a hash of the HEARTBEAT
+    ///   that the packet answers;
     /// * a number is 0 if the packet has no such chunk, and then proves nothing.
     ///
     /// One side's sequence number must be within [`Self::TSN_WINDOW`] of the other side's acknowledgement number.

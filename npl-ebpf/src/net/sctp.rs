@@ -54,7 +54,7 @@ impl Chunk {
             chunk::INIT => tcp_flag::SYN,
             chunk::INIT_ACK => tcp_flag::SYN | tcp_flag::ACK,
             chunk::ABORT => tcp_flag::RST,
-            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
+            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN | tcp_flag::ACK,
             _ => tcp_flag::ACK,
         }
     }
@@ -65,8 +65,9 @@ impl Chunk {
 /// verifier of Linux 6.12 also follows mispredicted branches, and could not prove that a loop ends.
 const MAX_CHUNKS: usize = 6;
 
-/// Largest number of chunks in which [`numbers`] looks for TSNs. DATA follows at most the chunks COOKIE ACK and SACK.
-const MAX_NUMBERED: usize = 3;
+/// Largest number of chunks in which [`numbers`] looks for TSNs. DATA follows at most the chunks AUTH, COOKIE ACK and
+/// SACK.
+const MAX_NUMBERED: usize = 4;
 /// Largest number of 64-bit words that [`numbers`] reads of a HEARTBEAT. The random number that Linux writes to a
 /// HEARTBEAT is the sixth word.
 const MAX_WORDS: usize = 7;
@@ -76,7 +77,7 @@ const MAX_WORDS: usize = 7;
 #[derive(Clone, Copy)]
 struct Numbered {
     chunk: Chunk,
-    /// INIT, INIT ACK: the initiate tag. DATA: the TSN. SACK: the acknowledged TSN.
+    /// INIT, INIT ACK: the initiate tag. DATA: the TSN. SACK, SHUTDOWN: the acknowledged TSN.
     number: u32,
 }
 
@@ -129,14 +130,18 @@ extern "C" fn npl_sctp_numbers(skb: *mut __sk_buff, l4: u32, end: u32) -> u64 {
                 heartbeat = Some(chunk);
                 break;
             }
-            chunk::SACK => acknowledgement = number,
+            chunk::SACK | chunk::SHUTDOWN => acknowledgement = number,
             _ => {}
         }
         offset += usize::from(u16::from_be(chunk.length)).next_multiple_of(4);
     }
     if let Some(chunk) = heartbeat {
         let hash = heartbeat_hash(ctx, offset, u16::from_be(chunk.length).into());
-        if chunk.kind == chunk::HEARTBEAT { sequence = hash } else { acknowledgement = hash }
+        if chunk.kind == chunk::HEARTBEAT {
+            sequence = hash;
+        } else if acknowledgement == 0 {
+            acknowledgement = hash;
+        }
     }
     Segment::new(sequence, acknowledgement, 0).numbers.0
 }

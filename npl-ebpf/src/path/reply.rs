@@ -153,10 +153,13 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
         // The look-up of a flow needs the sequence numbers of a reply. `segment` is therefore the segment with which
         // the Pod would answer the quoted segment. The ICMP error changes no conntrack entry, because any host can send
-        // an ICMP error.
+        // an ICMP error: an SCTP error has no numbers that could answer the quoted packet, and is looked up by the quoted
+        // verification tag.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
-        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender, || None) else {
+        let Some(ResolvedFlow { nat, .. }) =
+            ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender, || Some(Numbers(0)))
+        else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE);

@@ -82,6 +82,12 @@ pub fn find_handshake_inlined<F: Family>(key: u64) -> Option<Slot> {
     Some((F::half_open(index)?, index))
 }
 
+/// Returns the index of the slot that [`of_handshake`] returns, for callers without free stack space.
+#[inline(never)]
+pub fn index_for_handshake<F: Family>(key: u64) -> u32 {
+    of_handshake::<F>(key).map_or(NONE, |(_, index)| index)
+}
+
 #[inline(never)]
 fn handshake_index<F: Family>(key: u64) -> u32 {
     index_of_handshake::<F>(key)

@@ -33,6 +33,8 @@ pub mod sctp_chunks {
     pub const COOKIE_ACK: u8 = 11;
     /// The association is closed.
     pub const SHUTDOWN_COMPLETE: u8 = 14;
+    /// Authenticates the chunks that follow (RFC 4895).
+    pub const AUTH: u8 = 15;
 }
 
 /// The verification tag of both directions, and the initiate tag of INIT and INIT ACK. All these tags are equal,

@@ -59,7 +59,8 @@ impl<F: Family> Flow<'_, F> {
     }
 
     /// The half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry that
-    /// the packet's sequence and acknowledgement numbers match. `sctp_numbers` returns the numbers of an SCTP packet.
+    /// the packet's sequence and acknowledgement numbers match. `sctp_numbers` returns the numbers of an SCTP packet. If
+    /// the SCTP packet answers the client's packet, a mid-stream entry becomes the entries of a handshake.
     #[inline(always)]
     pub fn half_open_of_reply(
         &self,
@@ -69,11 +70,18 @@ impl<F: Family> Flow<'_, F> {
         if self.half_open().is_some() {
             return Some(self.entry);
         }
-        if has_handshake(self.protocol) {
+        if self.protocol == protocol::SCTP {
+            let numbers = sctp_numbers()?;
+            if numbers.0 != 0 {
+                self.accept_answer(numbers, reply.acknowledgement());
+            }
+            // The sequence number is also a verification tag: for an ICMP error, the tag of the quoted packet.
             return self
                 .acknowledged_handshake(reply)
-                .or_else(|| self.mid_stream_of_reply(reply))
-                .or_else(|| F::half_open(index_of_answered::<F>(self.hash, sctp_numbers()?, 0)));
+                .or_else(|| F::half_open(index_of_tag::<F>(self.hash, reply.sequence())));
+        }
+        if has_handshake(self.protocol) {
+            return self.acknowledged_handshake(reply).or_else(|| self.mid_stream_of_reply(reply));
         }
         // If another processor has established the flow in the meantime, the flow's own slot was written before the
         // datagram slot was cleared.
@@ -87,6 +95,23 @@ impl<F: Family> Flow<'_, F> {
             return None;
         }
         slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
+    }
+
+    /// If the Pod's SCTP packet with the numbers `reply` and the verification tag `tag` answers the client's packet that
+    /// opened the flow's mid-stream entry, both tags of the association are known, as after a handshake. The mid-stream
+    /// entry then becomes the two entries of a handshake, which no packet with other tags matches.
+    ///
+    /// The Pod's packet may match the entry of a handshake already, of which only the other entry is lost. An answer
+    /// does not change the NAT address of this handshake.
+    #[inline(always)]
+    fn accept_answer(&self, reply: Numbers, tag: u32) {
+        let answered = answered_packet::<F>(self.hash, reply);
+        if answered != 0 && store_replied::<F>(handshake_key(self.hash, tag), answered) {
+            store_replied::<F>(reply_key(self.hash, (answered >> u32::BITS) as u32), answered);
+            // The mid-stream entry is removed last, so that another processor always finds an entry. One of the new
+            // entries may have overwritten the mid-stream entry.
+            slots::remove_handshake::<F>(mid_stream_key(self.hash));
+        }
     }
 
     /// The mid-stream entry, which a client's segment in the middle of a TCP connection opened, if the numbers of the
@@ -109,7 +134,7 @@ impl<F: Family> Flow<'_, F> {
         if self.protocol != protocol::SCTP || reply.flags & tcp_flag::RST == 0 {
             return None;
         }
-        F::half_open(index_of_answered::<F>(self.hash, Numbers(0), reply.acknowledgement()))
+        F::half_open(index_of_tag::<F>(self.hash, reply.acknowledgement()))
     }
 
     /// The slot and the key of the half-open entry that a client's packet establishes or aborts: the entry of a
@@ -145,11 +170,16 @@ impl<F: Family> Flow<'_, F> {
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
-    // The acknowledged handshake is looked up first, because its entry is removed after the flow's entry is written.
+    // Another processor may replace an entry at the same time: a mid-stream entry by the entries of a handshake, and
+    // these and a datagram entry by the flow's own entry. A program removes an entry after it has written the entries
+    // that replace it, so that entries are looked up in the order in which they follow each other.
     Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
-        flow.acknowledged_handshake(reply).is_some()
-            || flow.has_entry()
+        slots::find_handshake::<F>(mid_stream_key(flow.hash)).is_some()
+            || flow.acknowledged_handshake(reply).is_some()
             || slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
+            || slots::find_datagram_flow::<F>(flow.hash).is_some()
+            || flow.half_open().is_some()
+            || flow.table_entry().is_some()
     })
 }
 
@@ -162,23 +192,56 @@ pub(super) fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Opt
     if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
 }
 
-/// The index of the mid-stream entry, which a client's packet in the middle of an SCTP association opened, if the Pod's
-/// packet with the numbers `reply` answers the client's packet, or if the client's packet has the verification tag
-/// `refused`, which is not 0. [`slots::NONE`] if there is no such entry.
+/// The verification tag (high half) and the NAT address (low half) of the client's SCTP packet that opened the flow's
+/// mid-stream entry, if the Pod's packet with the numbers `reply` answers this packet; otherwise 0. The low half has the
+/// format of a word in the half-open cache, of which it contains only the NAT address.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
-fn index_of_answered<F: Family>(hash: u64, reply: Numbers, refused: u32) -> u32 {
+fn answered_packet<F: Family>(hash: u64, reply: Numbers) -> u64 {
+    let key = mid_stream_key(hash);
+    let Some((slot, index)) = slots::find_handshake_inlined::<F>(key) else { return 0 };
+    let entry = slot.load();
+    let Some((numbers, tag)) = stored_packet::<F>(key, entry, index) else { return 0 };
+    if !half_open::phase(entry).is_opening() || !numbers.are_answered_by(reply) {
+        return 0;
+    }
+    let nat = half_open::entry(0, Phase::REQUESTED, half_open::address_index(entry), half_open::node_port(entry));
+    u64::from(tag) << u32::BITS | nat
+}
+
+/// Writes the entry of an accepted handshake with the NAT address of the word `nat`, unless the half-open cache has an
+/// entry with this key and another NAT address or phase. Returns whether the entry was written.
+///
+/// The function is not inlined, because its callers have no free stack space.
+#[inline(never)]
+fn store_replied<F: Family>(key: u64, nat: u64) -> bool {
+    let Some((slot, _)) = slots::of_handshake::<F>(key) else { return false };
+    let replied = half_open::entry(key, Phase::REPLIED, half_open::address_index(nat), half_open::node_port(nat));
+    let known = slot.load();
+    if half_open::matches(known, key) && known != replied {
+        return false;
+    }
+    slot.store(replied);
+    true
+}
+
+/// The index of the mid-stream entry that a client's SCTP packet with the verification tag `tag` opened;
+/// [`slots::NONE`] if there is no such entry, or if `tag` is 0. A Pod without the association repeats the tag of the
+/// client's packet.
+///
+/// The function is not inlined, because its callers have no free stack space.
+#[inline(never)]
+fn index_of_tag<F: Family>(hash: u64, tag: u32) -> u32 {
     let key = mid_stream_key(hash);
     let Some((slot, index)) = slots::find_handshake_inlined::<F>(key) else { return slots::NONE };
-    let Some((numbers, tag)) = stored_packet::<F>(key, slot.load(), index) else { return slots::NONE };
-    let is_answered = numbers.are_answered_by(reply) || (refused != 0 && refused == tag);
-    if is_answered { index } else { slots::NONE }
+    let Some((_, stored)) = stored_packet::<F>(key, slot.load(), index) else { return slots::NONE };
+    if tag != 0 && tag == stored { index } else { slots::NONE }
 }
 
 /// The numbers ([`Numbers::are_answered_by`]) and the verification tag that a mid-stream entry of SCTP stores.
 #[inline(always)]
-pub(super) fn stored_packet<F: Family>(key: u64, entry: u64, index: u32) -> Option<(Numbers, u32)> {
+fn stored_packet<F: Family>(key: u64, entry: u64, index: u32) -> Option<(Numbers, u32)> {
     let cached = F::cached_reply(index)?;
     let (numbers, word) = (Numbers(cached.load()), cached.at(1).load());
     let (requested, tag) = (half_open::with_phase(entry, Phase::REQUESTED), word as u32);

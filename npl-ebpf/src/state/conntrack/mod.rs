@@ -23,7 +23,7 @@ use npl_common::{
 };
 
 pub use self::lookup::has_flow;
-use self::lookup::{stored_numbers, stored_packet};
+use self::lookup::stored_numbers;
 use super::{
     flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
@@ -78,32 +78,34 @@ pub enum Transition {
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
-    let (flags, nat) = (request.segment.flags, &request.nat);
+    let nat = &request.nat;
+    let open = |key| open::<F>(key, half_open::entry(key, Phase::REQUESTED, nat.addr_index, nat.port));
     if payload != 0 {
         // TCP Fast Open: the Pod acknowledges either the SYN and its payload, or only the SYN.
-        let second = handshake_key(hash, acknowledgement.wrapping_add(payload));
-        open::<F>(second, flags, nat.addr_index, nat.port);
+        open(handshake_key(hash, acknowledgement.wrapping_add(payload)));
     }
-    let is_new = open::<F>(handshake_key(hash, acknowledgement), flags, nat.addr_index, nat.port);
-    if is_new { Transition::New } else { Transition::Unchanged }
+    if open(handshake_key(hash, acknowledgement)) { Transition::New } else { Transition::Unchanged }
 }
 
-/// Writes the entry of a handshake to the half-open cache. Returns whether the handshake is new.
+/// Writes the entry of a handshake to the half-open cache, with the phase "requested". Returns whether the handshake is
+/// new.
+///
+/// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
-fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool {
+fn open<F: Family>(key: u64, requested: u64) -> bool {
     let Some((slot, _)) = slots::of_handshake::<F>(key) else { return false };
     let entry = slot.load();
     let phase = half_open::phase(entry);
-    let same = half_open::entry(key, phase, addr_index, node_port);
+    let same = half_open::with_phase(requested, phase);
     let state = State::half_open(if entry == same { phase } else { Phase::ABSENT });
-    let (state, action) = step(state, Event::ClientSegment { flags, is_proven: false });
+    let (_, action) = step(state, Event::ClientSegment { flags: tcp_flag::SYN, is_proven: false });
     if action != Action::Open {
         return false;
     }
     if entry != same && half_open::matches(entry, key) {
         count_reason(Reason::TupleConflict as u32);
     }
-    slot.store(half_open::entry(key, state.phase, addr_index, node_port));
+    slot.store(requested);
     true
 }
 
@@ -125,19 +127,6 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     pub fn table_entry(&self) -> Option<*mut F::FlowEntry> {
         F::flow_entry(self.key)
-    }
-
-    /// Whether the flow has an entry in its slot of the half-open cache or in the flow table, a mid-stream entry or a
-    /// datagram entry. Entries of handshakes do not count, because they can be looked up only with the sequence or
-    /// acknowledgement number of a segment.
-    #[inline(always)]
-    pub fn has_entry(&self) -> bool {
-        // Mid-stream and datagram entries are looked up first, because the program removes them after it has written
-        // the flow's entry.
-        slots::find_datagram_flow::<F>(self.hash).is_some()
-            || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
-            || self.half_open().is_some()
-            || self.table_entry().is_some()
     }
 
     /// Removes the flow table's entry after the Pod has rejected the connection, although the client had completed the
@@ -339,9 +328,11 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         if has_handshake(self.protocol) {
             if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
-                // The flow's slot has an entry of this flow with another NAT address. Replies continue to use the NAT
-                // address of this entry.
-                count_reason(Reason::TupleConflict as u32);
+                // Replies continue to use the NAT address of the entry in the flow's slot.
+                let nat = &request.nat;
+                if half_open::address_index(cached) != nat.addr_index || half_open::node_port(cached) != nat.port {
+                    count_reason(Reason::TupleConflict as u32);
+                }
                 return Transition::Unchanged;
             }
             let Some(numbers) = sctp_numbers() else { return self.track_mid_stream(request) };
@@ -350,7 +341,8 @@ impl<'k, F: Family> Flow<'k, F> {
             }
             let (key, nat) = (mid_stream_key(self.hash), &request.nat);
             let entry = half_open::entry(key, Phase::REQUESTED, nat.addr_index, nat.port);
-            let is_new = open_mid_stream::<F>(key, entry, numbers, request.segment.acknowledgement());
+            let index = slots::index_for_handshake::<F>(key);
+            let is_new = open_mid_stream::<F>(index, key, entry, numbers, request.segment.acknowledgement());
             return if is_new { Transition::New } else { Transition::Unchanged };
         }
         let (state, action) = step(State::ABSENT, Event::ClientDatagram);
@@ -470,12 +462,13 @@ impl<'k, F: Family> Flow<'k, F> {
                 return transition;
             }
             Action::Store => {
-                slot.store(half_open::with_phase(entry, state.phase));
-                if self.protocol == protocol::SCTP
+                // The Pod's packet repeats the tag of the client's SCTP packet, but shows no tag of an association. Only
+                // an answer replaces the mid-stream entry, which stays "requested" until then.
+                let is_unanswered = self.protocol == protocol::SCTP
                     && state.phase.is(Phase::REPLIED)
-                    && half_open::matches(entry, mid_stream_key(self.hash))
-                {
-                    accept_mid_stream::<F>(self.hash, entry, reply.acknowledgement());
+                    && half_open::matches(entry, mid_stream_key(self.hash));
+                if !is_unanswered {
+                    slot.store(half_open::with_phase(entry, state.phase));
                 }
             }
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Replace | Action::Remove => {}
@@ -536,50 +529,25 @@ impl<'k, F: Family> Flow<'k, F> {
 }
 
 /// Opens a mid-stream entry for a client's packet in the middle of an SCTP association that has no entry, or writes the
-/// packet's numbers and verification tag to the existing entry. Returns whether the entry is new. `key` is the flow's
-/// [`mid_stream_key`], and `entry` is the word of the half-open cache.
+/// packet's numbers and verification tag to the existing entry. Returns whether the entry is new. `index` is the index
+/// of the entry's slot, `key` the flow's [`mid_stream_key`], and `entry` the word of the half-open cache.
 ///
 /// A reply matches the entry if the reply's numbers answer those of the packet. The Pod discards a packet with a wrong
 /// verification tag, so an answer also proves the packet's tag.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
-fn open_mid_stream<F: Family>(key: u64, entry: u64, numbers: Numbers, tag: u32) -> bool {
-    let Some((slot, index)) = slots::of_handshake::<F>(key) else { return false };
-    let old = slot.load();
-    let phase = half_open::phase(old);
-    let state = State::half_open(if half_open::with_phase(entry, phase) == old { phase } else { Phase::ABSENT });
-    let (next, action) = step(state, Event::ClientSegment { flags: tcp_flag::ACK, is_proven: false });
-    if !next.phase.is(Phase::REQUESTED) {
-        return false;
-    }
-    if let Some(cached) = F::cached_reply(index) {
-        cached.store(numbers.0);
-        cached.at(1).store(numbers.checksum_with_tag(key, entry, tag));
-    }
+fn open_mid_stream<F: Family>(index: u32, key: u64, entry: u64, numbers: Numbers, tag: u32) -> bool {
+    let (Some(slot), Some(cached)) = (F::half_open(index), F::cached_reply(index)) else { return false };
+    // The word of another flow, or a word with another NAT address or phase, counts as absent.
+    let state = State::half_open(if slot.load() == entry { Phase::REQUESTED } else { Phase::ABSENT });
+    let (_, action) = step(state, Event::ClientSegment { flags: tcp_flag::ACK, is_proven: false });
+    cached.store(numbers.0);
+    cached.at(1).store(numbers.checksum_with_tag(key, entry, tag));
     if action == Action::Open {
         slot.store(entry);
     }
     action == Action::Open
-}
-
-/// Records that the Pod has answered the client's SCTP packet that opened a flow's mid-stream entry. `tag` is the
-/// verification tag of the Pod's packet. Both tags of the association are then known, as after a handshake. The
-/// mid-stream entry `entry` therefore becomes the two entries of a handshake, which no packet with other tags matches.
-///
-/// The function is not inlined, because its callers have no free stack space.
-#[inline(never)]
-fn accept_mid_stream<F: Family>(hash: u64, entry: u64, tag: u32) {
-    let key = mid_stream_key(hash);
-    let Some((slot, index)) = slots::find_handshake_inlined::<F>(key) else { return };
-    let Some((_, tag_of_client)) = stored_packet::<F>(key, entry, index) else { return };
-    slot.store(0);
-    for key in [handshake_key(hash, tag), reply_key(hash, tag_of_client)] {
-        if let Some((slot, _)) = slots::of_handshake::<F>(key) {
-            let (addr_index, node_port) = (half_open::address_index(entry), half_open::node_port(entry));
-            slot.store(half_open::entry(key, Phase::REPLIED, addr_index, node_port));
-        }
-    }
 }
 
 /// Whether the flows of this protocol begin with a handshake (TCP and SCTP).

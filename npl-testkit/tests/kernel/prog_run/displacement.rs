@@ -35,7 +35,7 @@ const KINDS: [Kind; 11] = [
     (|client| sctp(client, node(), INIT, b""), Some(HANDSHAKES)),
     (|client| sctp(client, node(), DATA, b"data"), Some(HANDSHAKES)),
     (|client| sctp(client, node(), COOKIE_ECHO, b"cookie"), Some(HANDSHAKES)),
-    (|client| sctp(client, node(), SHUTDOWN, b""), None),
+    (|client| sctp(client, node(), SHUTDOWN, b""), Some(HANDSHAKES)),
 ];
 
 /// Fills every slot with the entry of another established flow, and sends a flood of each kind. A flood may overwrite

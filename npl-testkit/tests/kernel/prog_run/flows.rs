@@ -76,6 +76,21 @@ fn evicted_flow_is_served_from_the_half_open_cache_and_established_again() {
     });
 }
 
+/// After an eviction, the flow slot's word is the flow's only entry. A FIN or RST with the NAT address of this word is no
+/// packet of a second connection.
+#[test]
+fn end_of_an_evicted_flow_is_no_tuple_conflict() {
+    for flags in [FIN | ACK, RST | ACK] {
+        with_mappings(|lab| {
+            establish(lab);
+            lab.evict(flow(Tcp));
+            let end = tcp(client(), node(), flags, b"");
+            lab.ingress(&end).is(&to(&end, pod()), request("61000/tcp", bare()));
+            is_reply_translated(lab, ACK);
+        });
+    }
+}
+
 #[test]
 fn lost_flow_is_recreated_by_the_clients_next_packet() {
     with_mappings(|lab| {

@@ -9,26 +9,54 @@ use npl_common::flow::FlowState;
 use npl_common::mapping::protocol;
 use npl_common::reason::Reason;
 use npl_testkit::packet::sctp_chunks::{
-    ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, HEARTBEAT, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+    ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, HEARTBEAT, INIT, INIT_ACK, SACK, SHUTDOWN, SHUTDOWN_ACK,
+    SHUTDOWN_COMPLETE,
 };
 use npl_testkit::packet::{Packet, SCTP_TAG, Transport};
 
 use super::scene::{NODE_PORT, Sctp, client, family, flow, from, node, pod, sctp, second_node, to, with_mappings};
-use super::sweep::expire_flows;
+use super::sweep::{expire_flows, expire_words};
 use crate::counters::reason;
 use crate::lab::{Lab, NEXT};
 
-const KINDS: [u8; 11] =
-    [INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA, HEARTBEAT, ERROR, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE, ABORT];
+const KINDS: [u8; 12] = [
+    INIT,
+    INIT_ACK,
+    COOKIE_ECHO,
+    COOKIE_ACK,
+    DATA,
+    SACK,
+    HEARTBEAT,
+    ERROR,
+    SHUTDOWN,
+    SHUTDOWN_ACK,
+    SHUTDOWN_COMPLETE,
+    ABORT,
+];
 /// Chunk types that create no entry in the flow table without a complete handshake.
 const HANDSHAKE_KINDS: [u8; 2] = [INIT, ABORT];
 const FORGED_TAG: u32 = SCTP_TAG ^ 1 << 31;
+/// The bytes of the client's, the Pod's and forged transmission sequence numbers and heartbeats.
+const CLIENT_BYTE: u8 = 0x20;
+const POD_BYTE: u8 = 0x90;
+const FORGED_BYTE: u8 = 0xf1;
+
+/// The content of a chunk: a TSN or a random heartbeat that consists of the byte `own`, or an acknowledged TSN that
+/// consists of the byte `other`.
+fn content(kind: u8, own: u8, other: u8) -> Vec<u8> {
+    match kind {
+        DATA | HEARTBEAT => vec![own; 16],
+        SACK => vec![other; 12],
+        SHUTDOWN => vec![other; 4],
+        _ => vec![],
+    }
+}
 
 /// Sends forged packets with these chunk types to `destination`, and asserts that they reach the Pod.
 #[track_caller]
 fn attack(lab: &mut Lab, destination: SocketAddr, kinds: &[u8]) {
     for kind in kinds {
-        let mut forged = sctp(client(), destination, *kind, b"");
+        let mut forged = sctp(client(), destination, *kind, &content(*kind, FORGED_BYTE, FORGED_BYTE));
         let Transport::Sctp(packet) = &mut forged.transport else { unreachable!("the packet is SCTP") };
         if matches!(*kind, INIT | INIT_ACK) {
             packet.chunks[4..8].copy_from_slice(&FORGED_TAG.to_be_bytes());
@@ -50,12 +78,12 @@ fn timeout_ns(lab: &Lab) -> u64 {
 
 #[track_caller]
 fn asks(lab: &mut Lab, server: SocketAddr, kind: u8) {
-    let packet = sctp(client(), server, kind, b"");
+    let packet = sctp(client(), server, kind, &content(kind, CLIENT_BYTE, POD_BYTE));
     assert_eq!(lab.ingress(&packet).bytes, to(&packet, pod()).build());
 }
 
 fn answer(kind: u8) -> Packet {
-    sctp(pod(), client(), kind, b"")
+    sctp(pod(), client(), kind, &content(kind, POD_BYTE, CLIENT_BYTE))
 }
 
 #[track_caller]
@@ -165,6 +193,27 @@ fn harm_to_an_idle_association(lab: &mut Lab, destination: SocketAddr, kind: u8)
     is_open(lab)
 }
 
+/// Does the same as [`harm_to_an_idle_association`] for an association of which the half-open cache has no word either.
+/// The Pod's packets then leave untranslated until the Pod has answered the client's next packet.
+fn harm_to_a_forgotten_association(lab: &mut Lab, destination: SocketAddr, kind: u8) -> Result<(), String> {
+    for (of_client, of_pod) in [(INIT, INIT_ACK), (COOKIE_ECHO, COOKIE_ACK), (DATA, DATA)] {
+        asks(lab, node(), of_client);
+        answers_from(lab, of_pod, node())?;
+    }
+    expire_flows(lab);
+    expire_words(lab);
+    for of_pod in [HEARTBEAT, DATA] {
+        attack(lab, destination, &[kind]);
+        answers_from(lab, of_pod, pod())?;
+    }
+    asks(lab, node(), DATA);
+    answers_from(lab, SACK, node())?;
+    attack(lab, destination, &[kind]);
+    asks(lab, node(), DATA);
+    answers_from(lab, DATA, node())?;
+    is_open(lab)
+}
+
 fn answers_from(lab: &mut Lab, kind: u8, source: SocketAddr) -> Result<(), String> {
     let is_right = lab.egress(&answer(kind)).bytes == from(&answer(kind), source).build();
     if is_right { Ok(()) } else { Err(format!("the Pod's chunk {kind} does not leave from {source}")) }
@@ -223,6 +272,13 @@ fn forged_packets_on_the_clients_own_path_do_not_disturb_an_idle_association() {
 #[test]
 fn forged_packets_to_another_node_address_do_not_disturb_an_idle_association() {
     no_type_does_harm(|lab, kind| harm_to_an_idle_association(lab, second_node(), kind));
+}
+
+#[test]
+fn forged_packets_do_not_disturb_the_recovery_of_a_forgotten_association() {
+    for destination in [node, second_node, pod] {
+        no_type_does_harm(|lab, kind| harm_to_a_forgotten_association(lab, destination(), kind));
+    }
 }
 
 #[test]

@@ -98,6 +98,16 @@ fn shutdown_and_abort_of_both_sides_are_recorded() {
 }
 
 #[test]
+fn shutdown_of_an_evicted_association_is_no_tuple_conflict() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.evict(flow(Sctp));
+        request_passes(lab, SHUTDOWN, request);
+        reply_passes(lab, SHUTDOWN_ACK);
+    });
+}
+
+#[test]
 fn tuple_conflict_gives_the_replies_to_the_newer_association() {
     with_mappings(|lab| {
         establish(lab);
