@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use npl_agent::core::model::{Family, Protocol};
-use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
+use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK, SACK};
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Packet, Transport};
 use proptest::collection::vec;
@@ -20,6 +20,10 @@ use crate::oracle::PROTOCOLS;
 
 /// The number of random exchanges for each family.
 const CASES: u32 = 100;
+/// The transmission sequence number (TSN) of a client's DATA chunk. The Pod's SACK acknowledges this TSN.
+const CLIENT_TSN: u32 = 0x2000_0000;
+/// Length of the type, flags and length of an SCTP chunk in bytes. The TSN of a DATA chunk follows.
+const CHUNK_HEADER: usize = 4;
 
 /// A request and its reply.
 #[derive(Clone, Debug)]
@@ -41,7 +45,8 @@ impl Exchange {
         match protocol {
             Protocol::Tcp => tcp(*client, *node, if self.opens { SYN } else { PSH | ACK }, question),
             Protocol::Udp => udp(*client, *node, question),
-            Protocol::Sctp => sctp(*client, *node, if self.opens { INIT } else { DATA }, question),
+            Protocol::Sctp if self.opens => sctp(*client, *node, INIT, question),
+            Protocol::Sctp => sctp(*client, *node, DATA, &[&CLIENT_TSN.to_be_bytes()[..], question].concat()),
         }
     }
 
@@ -60,7 +65,17 @@ impl Exchange {
                 }
                 reply
             }
-            Transport::Sctp(_) => sctp(pod, client, if self.opens { INIT_ACK } else { DATA }, answer),
+            Transport::Sctp(_) if self.opens => sctp(pod, client, INIT_ACK, answer),
+            Transport::Sctp(received) => {
+                let tsn = &received.chunks[CHUNK_HEADER..][..size_of::<u32>()];
+                let mut reply = sctp(pod, client, SACK, &[tsn, &[0; 8]].concat());
+                if let (Transport::Sctp(reply), Transport::Sctp(data)) =
+                    (&mut reply.transport, sctp(pod, client, DATA, answer).transport)
+                {
+                    reply.chunks.extend(data.chunks);
+                }
+                reply
+            }
             Transport::Udp(_) | Transport::Icmp(_) | Transport::Raw { .. } => udp(pod, client, answer),
         }
     }
