@@ -177,8 +177,8 @@ impl Hooks {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        // A packet on which another filter runs at this moment may already have passed the place of the temporary
-        // filter, so the packet still needs the old filter.
+        // For a packet on which another filter runs at this moment, the kernel may already have passed the position of
+        // the temporary filter. This packet still needs the old filter.
         sys::wait_for_packets_in_hooks();
         remove_filter(&device.name, direction, OWN_HANDLE);
         self.add_filter(device, direction, program, OWN_HANDLE)?;

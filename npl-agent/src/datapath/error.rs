@@ -85,14 +85,15 @@ pub enum DatapathError {
     },
     /// The path of `--bpffs` is not on a BPF file system.
     #[error(
-        "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
+        "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`), or give --bpffs the path of \
+         another",
         path = .0.display()
     )]
     NoBpffs(PathBuf),
     /// Some of the maps are pinned, but at least one map is missing.
     #[error(
         "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent \
-         has another version than the agent of this Node; run the command again, with the agent's version",
+         has a different version than the agent of this Node; run the command again, with the agent's version",
         path = .0.display()
     )]
     Incomplete(PathBuf),
@@ -108,7 +109,7 @@ pub enum DatapathError {
     /// The pin of a map that the running agent uses was removed or replaced.
     #[error(
         "{path} was removed or replaced while this agent was running: the agent exits, and its restart recreates the \
-         pins; find the software that changes this folder",
+         pins; find the software that changes this directory",
         path = .0.display()
     )]
     PinLost(PathBuf),
@@ -186,21 +187,21 @@ pub enum DatapathError {
     },
     /// No cgroup v2 hierarchy is mounted in the mount namespace of the agent.
     #[error(
-        "no cgroup v2 hierarchy is mounted for this process: mount one (`mount -t cgroup2 cgroup2 DIR`) and give its \
-         folder with --cgroup, or give --cgroup none"
+        "no cgroup v2 hierarchy is mounted for this process: mount one (`mount -t cgroup2 cgroup2 DIR`) and give \
+         --cgroup DIR, or give --cgroup none"
     )]
     NoCgroup2,
     /// The flag is `--local-clients host`, but the kernel has no network namespace cookies.
     #[error(
         "--local-clients host requires Linux 5.14 or newer: an older kernel does not report the cookie of a network namespace; \
-         give --local-clients all, and --cgroup the cgroup of the Node's own services, for example \
-         /sys/fs/cgroup/system.slice"
+         give --local-clients all, and give --cgroup the directory of the cgroup of the Node's own services, for \
+         example /sys/fs/cgroup/system.slice"
     )]
     NoNetnsCookie,
     /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
-        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where such a hierarchy is mounted, \
-         or give --cgroup none",
+        "{path} is not in a cgroup v2 hierarchy: give --cgroup a directory of such a hierarchy, or give \
+         --cgroup none",
         path = .0.display()
     )]
     NotCgroup2(PathBuf),

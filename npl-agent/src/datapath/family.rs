@@ -55,6 +55,7 @@ pub(super) struct Sender {
 }
 
 /// Operations on the maps of one IP family. An operation that returns a `Result` fails if a BPF system call fails.
+/// Writing a mapping or a source also fails if the address is of the other IP family.
 pub(super) trait FamilyMaps: Send {
     /// Every mapping in the kernel's map. Mappings of a protocol that this agent does not know are ignored, because an
     /// agent of a later release with the same ABI version wrote them.
@@ -106,7 +107,7 @@ pub(super) trait FamilyMaps: Send {
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
     /// The time of the last packet to the node port while it had no mapping, or of the last removal of a mapping of the
-    /// port, whichever is later. The unit is that of [`npl_common::fragment::time`]. Zero if neither has happened.
+    /// port, whichever is later. The unit is that of [`npl_common::fragment::time`]. Zero if neither is recorded.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
@@ -129,7 +130,7 @@ pub struct SweptFlows {
     pub removed: usize,
     /// The number of conntrack entries that remain in each flow table, in the order of [`Protocol::ALL`].
     pub left: [usize; 3],
-    /// The number of entries for which the fullest flow table still had room before the removal.
+    /// The number of entries that could still be added, before the removal, to the flow table with the least room.
     pub room: usize,
 }
 
@@ -453,7 +454,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
             let expired = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // A slot is not cleared if a program has written it in the meantime, for another flow or for a reply.
+            // If a program has written the slot in the meantime, for another flow or for a reply, the slot is not
+            // cleared.
             let clear = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())

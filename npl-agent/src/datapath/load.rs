@@ -373,14 +373,15 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without a lookup cache may have changed mappings without invalidating cached lookups of
-        // these mappings.
+        // An earlier agent whose version has no lookup cache may have changed mappings without invalidating the cached
+        // lookups of these mappings.
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so the seed must survive a restart of the agent.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // If a flag in the configuration is set, the TC programs look up in `npl_pre_tc_devs` whether XDP may have
-        // translated a packet. The flag and the map must match the XDP links that an earlier agent has left attached.
+        // If a flag in the configuration is set, the TC programs look up a packet's device in the map
+        // `npl_pre_tc_devs`, to find out whether XDP may have translated the packet. The flag and the map must match
+        // the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         // If an earlier agent was killed after it had removed an address or endpoint, but before it had started a new
         // epoch, cached lookups may still contain the address or endpoint.

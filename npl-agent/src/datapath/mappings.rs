@@ -241,8 +241,8 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// The Pod addresses and ports of the endpoints to which no mapping of any protocol leads. The protocol is ignored,
-    /// because socket reverse NAT entries contain no protocol.
+    /// Returns those Pod addresses and ports of `senders` that no mapping of any protocol has as its backend. The
+    /// protocol is ignored, because socket reverse NAT entries contain no protocol.
     fn unmapped_endpoints(&self, senders: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
         self.without_mapping(senders.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
     }

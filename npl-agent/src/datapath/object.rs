@@ -48,11 +48,12 @@ fn replacement_effect(name: &str) -> &'static str {
     }
 }
 
-/// Moves or removes pinned maps that differ from the object file, because aya would use them without a check. A map
-/// with a different type or layout is removed. A map with a different number of elements or different flags is moved,
-/// and a new map takes its place. The agent later copies mappings, allowed sources, conntrack entries and socket
-/// reverse NAT entries from the moved maps to the new maps ([`predecessor::is_copied`]). If a map cannot be opened, for
-/// lack of file descriptors or permissions, the function returns an error, because the map may contain all mappings.
+/// Moves or removes pinned maps that differ from the object file, because aya would use these maps without a check. A
+/// map with a different type or layout is removed. A map with a different number of elements or different flags is
+/// moved, and so is a flow table with the flows of all protocols; a new map takes the place of the moved map. The agent
+/// later copies mappings, allowed sources, conntrack entries and socket reverse NAT entries from the moved maps to the
+/// new maps ([`predecessor::is_copied`]). If a map cannot be opened, for lack of file descriptors or permissions, the
+/// function returns an error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -75,7 +76,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
         let has_size = |info: &MapInfo| info.max_entries() == wanted_entries && info.map_flags() == wanted.map_flags();
         // In earlier builds of this ABI version, one flow table contains the flows of all protocols. The agent moves
         // this table, and later copies each entry to the table of the entry's protocol. If an agent was killed between
-        // these steps, the table that it moved still exists, and the pinned table is a new one.
+        // these steps, the moved table still exists, and the pinned table is already a table of one protocol.
         let of_udp = match *name {
             MAP_FLOW_V4 => Some(MAP_UDP_FLOW_V4),
             MAP_FLOW_V6 => Some(MAP_UDP_FLOW_V6),
@@ -100,8 +101,8 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
                 warn!(
                     see = pages::url(pages::ABI_UPGRADE),
                     map = *name,
-                    "the pinned map has another type or layout than this agent uses: an empty map replaces the pinned \
-                     map, so open connections may have to reconnect"
+                    "the pinned map has a different type or layout than this agent uses: an empty map replaces the \
+                     pinned map, so open connections may have to reconnect"
                 );
                 unpin(&path)?;
             }

@@ -2,13 +2,14 @@
 //! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, or maps with a
 //! different maximum number of elements or with different flags.
 //!
-//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. With TCX, this
-//! agent's programs are attached ahead of the earlier programs. Without TCX, this agent's filters were added last, so
-//! the kernel runs them first. The earlier programs keep translating packets of flows that are only in the earlier
-//! maps. An XDP program of an earlier agent stays attached until the earlier programs are detached.
-//! [`Datapath::retire_predecessors`] completes the takeover, after this agent has written all mappings and has attached
-//! its programs to all devices of the predecessors. That function copies the remaining conntrack entries, detaches the
-//! earlier programs and removes the earlier pins.
+//! The agent first copies mappings, allowed sources, conntrack entries and socket reverse NAT entries into its own
+//! maps, then attaches its programs. With TCX, this agent's programs are attached ahead of the earlier programs.
+//! Without TCX, this agent's filters were added last, so the kernel runs them first. The earlier programs keep
+//! translating packets of flows that are only in the earlier maps. An XDP program of an earlier agent stays attached
+//! until the earlier programs are detached. [`Datapath::retire_predecessors`] completes the takeover, after this agent
+//! has written all mappings and has attached its programs to all devices of the predecessors. That function copies the
+//! conntrack and socket reverse NAT entries that are new since the first copy, detaches the earlier programs and
+//! removes the earlier pins.
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -92,7 +93,8 @@ impl Predecessor {
                 see = pages::url(pages::ABI_UPGRADE),
                 map = name,
                 %error,
-                "cannot open a map of an earlier agent, so its entries are not copied: open connections may have to reconnect"
+                "cannot open a map of an earlier agent, so the map's entries are not copied: open connections may \
+                 have to reconnect"
             );
         };
         opened.inspect_err(warn).ok()
@@ -273,8 +275,8 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     Ok(devices)
 }
 
-/// Copies the predecessors' conntrack entries for the last time, then detaches the predecessors' programs and removes
-/// their pins. Returns the ABI versions that were removed.
+/// Copies the predecessors' conntrack and socket reverse NAT entries for the last time, then detaches the predecessors'
+/// programs and removes their pins. Returns the ABI versions that were removed.
 ///
 /// The XDP programs are detached before the copy. Without the XDP programs, this agent's programs receive all requests
 /// before the predecessors' programs do, so the copy misses no flow.

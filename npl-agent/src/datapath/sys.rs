@@ -281,8 +281,8 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Waits until every packet that is in a TC hook now has left the hook (an RCU grace period). A packet that reaches a
-/// hook later meets every filter that was added before this call. A kernel with `nohz_full` CPUs has no global
+/// Waits until every packet that is in a TC hook now has left the hook (an RCU grace period). Packets that reach a hook
+/// later pass through the filters that were added before this call. A kernel with `nohz_full` CPUs has no global
 /// `membarrier`; there, the function waits for a fixed time.
 pub(super) fn wait_for_packets_in_hooks() {
     // SAFETY: the command takes no pointers.

@@ -67,7 +67,7 @@ pub struct MappingRecord {
     pub stats: MappingStats,
 }
 
-/// An entry of one of NPL's flow tables: an established connection or UDP flow.
+/// An entry of one of NPL's flow tables: a UDP flow, or a connection whose handshake is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The transport protocol of the flow.
@@ -179,8 +179,8 @@ impl Tables {
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
-    /// Starts a new epoch, which invalidates all lookups that the programs have cached. After each change of a mapping,
-    /// endpoint, next hop or node address, the agent calls this function before it makes a further change.
+    /// Starts a new epoch, which invalidates all lookups that the programs have cached. The agent calls this function
+    /// after each change of mappings, endpoints and next hops, and after each removal of node addresses.
     ///
     /// # Errors
     ///
@@ -505,8 +505,8 @@ impl Tables {
     }
 }
 
-/// The index of the counters to which all removed mappings of a family are added. A mapping for which no counters were
-/// free also uses these counters.
+/// The index of the counters to which the counts of a family's removed mappings are added. A mapping for which no
+/// counters were free also uses these counters.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,
