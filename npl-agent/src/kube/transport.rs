@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP client that the client of the API server uses: TLS, time limits, and probes that detect dead connections.
+//! The HTTP layer of the client of the API server: TLS, time limits, and probes that detect dead connections.
 
 use std::time::Duration;
 

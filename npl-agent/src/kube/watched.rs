@@ -19,9 +19,10 @@ use crate::{
 pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
     /// The kind of object, for log lines and metrics.
     const SUBJECT: WatchedResource;
-    /// Page size of lists; `None` requests the whole list in one answer. A list always requests the newest objects,
-    /// because an outdated list could lack a Pod that already has mappings. Only a list that may be too large for
-    /// memory is paged: the API server reads each page from etcd, but can answer an unpaged list from its watch cache.
+    /// The maximum number of objects in one page of a list; `None` requests the whole list in one answer. A list always
+    /// requests the newest objects, because an outdated list could lack a Pod that already has mappings. Only a list
+    /// that may be too large for memory is paged: the API server reads each page from etcd, but can answer an unpaged
+    /// list from its watch cache.
     const PAGE_SIZE: Option<u32>;
     /// Whether the request for the newest resource version uses the field selector of the watch. The value is true only
     /// for a selector by name, for which the API server reads a single object. With any other selector, the API server

@@ -71,8 +71,8 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
 /// Builds the rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct
 /// mark & ~MASK | MARK`, or the corresponding rule for IPv6.
 ///
-/// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
-/// existing connections, so that UDP flows that began before the rule was installed are also marked.
+/// The rule compares the mark first, because the lookup in the set takes longer. The rule also matches packets of
+/// existing connections, so that UDP flows that began before the rule was installed get the mark.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
