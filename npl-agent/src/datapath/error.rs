@@ -31,11 +31,11 @@ pub enum DatapathError {
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The process lacks `CAP_PERFMON`. Without this capability, the verifier of a kernel before Linux 6.6 rejects the
-    /// programs.
+    /// The process lacks `CAP_PERFMON`, and the verifier rejects even the programs that read packets by a helper
+    /// function.
     #[error(
-        "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
-         container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
+        "the kernel's verifier rejects the programs without CAP_PERFMON: keep the init container of \
+         deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
     /// The kernel denied an operation to this process, on which SELinux enforces its policy.
@@ -59,7 +59,7 @@ pub enum DatapathError {
          container with this capability, as in deploy/npl.yaml"
     )]
     TraceNeedsPerfmon,
-    /// The number of CPUs cannot be read.
+    /// The number of possible CPUs cannot be read.
     #[error("read the number of possible CPUs from {path}")]
     PossibleCpus {
         /// The file from which the number is read.
@@ -116,9 +116,9 @@ pub enum DatapathError {
     /// An operation on a file or directory of the BPF file system failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
-        /// The operation on the pin as a verb, such as `remove`.
+        /// The operation, as a verb such as `remove`.
         operation: &'static str,
-        /// The path of the pin.
+        /// The path of the file or directory.
         path: PathBuf,
         /// The kernel's error.
         #[source]

@@ -34,8 +34,8 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// The number of batches in which the agent clears the lookup cache. Clearing in batches limits the memory that the
-/// agent needs for the written elements.
+/// The number of batches in which the agent clears the lookup cache. The agent needs memory for the elements of only
+/// one batch at a time.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
 /// The value of a mapping: its backend, and the index of the mapping's counters in `npl_cnt_mapping`.
@@ -78,9 +78,9 @@ pub(super) trait FamilyMaps: Send {
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
-    /// The names and fills of the flow tables of this IP family, in the order of [`Protocol::ALL`].
+    /// The name and fill level of each flow table of this IP family, in the order of [`Protocol::ALL`].
     fn flow_tables(&self) -> Result<[FlowTableFill; 3], DatapathError>;
-    /// The maximum numbers of flows in the flow tables of this IP family, in the order of [`Protocol::ALL`].
+    /// The maximum number of flows of each flow table of this IP family, in the order of [`Protocol::ALL`].
     fn flow_capacities(&self) -> [usize; 3];
     /// Every entry in NPL's flow tables of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
@@ -141,7 +141,7 @@ pub struct FlowTableFill {
     pub map: &'static str,
     /// The number of entries.
     pub used: usize,
-    /// The maximum number of entries before the kernel evicts an entry.
+    /// The number of entries that the map can hold before the kernel evicts entries.
     pub capacity: usize,
 }
 
@@ -497,8 +497,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// Writes the map from index to address before the map from address to index, so that the programs never use an
-    /// index without an address.
+    /// Writes the map from index to address before the map from address to index, so that the programs use no index
+    /// without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
         let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };

@@ -31,15 +31,14 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
 }
 
 /// The first 64 bits of an object's SHA-256 digest. These bits name the directory of the object's pinned programs. 64
-/// bits are enough, because only agents of this Node write to the directory, so an attacker cannot make use of a
-/// collision.
+/// bits are enough, because only agents of this Node write to the directory, so an attacker cannot exploit a collision.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The log text that says what happens to a map's elements when the agent replaces the map with a map of a different
-/// size or with different flags.
+/// The part of the log line that states what happens to a map's elements when the agent replaces the map by a map with
+/// a different size or different flags.
 fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"

@@ -111,8 +111,8 @@ impl Predecessor {
     }
 }
 
-/// The name that a map has in ABI 1, if its keys and values have the same layout in ABI 1 as today; `None` for other
-/// maps.
+/// The name that a map has in ABI 1, if the map's keys and values have the same layout in ABI 1 as in this ABI version;
+/// `None` for other maps.
 fn name_in_abi_1(name: &str) -> Option<&'static str> {
     former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
 }
@@ -234,7 +234,8 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
     let folder = pins.replaced_maps();
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
     let (from, to) = (pins.map(name), folder.join(name));
-    // If an earlier agent was killed before it had copied the elements, the map that it moved is still at this path.
+    // If an earlier agent was killed after it had moved a map, but before it had copied the elements, the moved map is
+    // still at this path.
     unpin(&to)?;
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
 }
@@ -298,8 +299,8 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
 
 /// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. If
 /// a program of another version runs ahead, the caller must create this agent's link again. If the order stayed, this
-/// agent's program at egress would mistake replies that the other version has translated for packets of the Node
-/// itself, and record host connections.
+/// agent's program at egress would receive replies that the other version has already translated, treat these replies
+/// as packets of the Node itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,

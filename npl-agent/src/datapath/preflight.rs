@@ -21,11 +21,11 @@ use crate::core::{
 
 /// The first kernel with TCX, that is, with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel with which all IPv6 UDP datagrams of a fraglist, into which GRO has joined them, are translated.
-/// NPL translates the first datagram, and the kernel copies the translation to the others. Earlier kernels send the
-/// others untranslated.
+/// The first kernel with which NPL translates fraglists of IPv6 UDP datagrams. GRO joins received datagrams into a
+/// fraglist, NPL translates the first datagram, and the kernel copies the translation to the others. Earlier kernels
+/// send the others untranslated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
-/// The first patch release of Linux 6.12 with which all IPv6 UDP datagrams of a fraglist are translated.
+/// The first patch release of Linux 6.12 with which NPL translates fraglists of IPv6 UDP datagrams.
 const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
@@ -75,7 +75,7 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Whether all IPv6 UDP datagrams of a fraglist are translated with an unmodified kernel of this version. The function
+/// Whether NPL translates fraglists of IPv6 UDP datagrams with an unmodified kernel of this version. The function
 /// returns false for an older kernel, although a distribution may have backported the fix to that kernel.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;

@@ -47,7 +47,7 @@ const CONSTANTS: &str = ".rodata";
 /// which variants are possible. The fastest variant comes first, the slowest last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Loaded with `CAP_PERFMON`: without speculation barriers, with direct packet access.
+    /// Loaded with `CAP_PERFMON`: the programs have no speculation barriers, and access packets directly.
     Unmitigated,
     /// Loaded without `CAP_PERFMON`: the kernel adds a speculation barrier after nearly every store to the stack.
     Mitigated,
@@ -105,7 +105,7 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, sizes, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "the verifier rejected direct packet access");
+                debug!(%error, "the verifier rejected direct packet access; the agent loads programs that read packets by a helper function");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
@@ -238,7 +238,7 @@ impl Programs {
         for hook in ALWAYS {
             self.load_classifier(hook)?;
         }
-        info!(build = self.build, "programs loaded");
+        info!(build = self.build, "loaded the programs");
         if self.variant != Variant::Unmitigated {
             info!(
                 "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs \
@@ -331,7 +331,7 @@ impl Programs {
         Ok(object)
     }
 
-    /// Pins the map of constants, so that the next agent recognizes it as a map of NPL's programs.
+    /// Pins the map of constants, so that the next agent recognizes this map as a map of NPL's programs.
     fn pin_constants(&mut self) -> Result<(), DatapathError> {
         if self.has_pinned_constants {
             return Ok(());

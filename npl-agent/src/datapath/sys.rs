@@ -94,8 +94,8 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
 }
 
-/// Pins a BPF object, such as a link, at a path of the BPF file system. The library aya can pin only links that aya has
-/// created.
+/// Pins a BPF object, such as a link, at a path of the BPF file system. aya is not used, because it can pin only links
+/// that it has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -117,8 +117,8 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
 }
 
 /// Reads a hash map in batches and passes each batch to `look`. No element is read twice, and the loop ends even if
-/// elements are added and removed. aya iterates by key, so it would begin again from the start whenever the current key
-/// is removed.
+/// elements are added and removed. aya is not used, because it iterates by key, and would begin again from the start
+/// whenever the current key is removed.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),

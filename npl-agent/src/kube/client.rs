@@ -170,7 +170,7 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 
 /// The result of one check of all permissions.
 enum Probe {
-    /// The API server grants all permissions.
+    /// The API server grants all permissions. `is_node_known` is true if the API server has a Node of the agent's name.
     Granted { is_node_known: bool },
     /// The API server gave no definite answer, so the check is repeated.
     NotYet(kube::Error),

@@ -13,8 +13,8 @@ pub use crate::metrics::FailureKind;
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// After this number of 401 or 403 answers without a success in between, the agent acts on the refusal: at start, the
-/// agent exits; for a watch, the agent logs a warning. Earlier refusals are ignored, because an API server that has
-/// just started denies valid requests until its authorization cache is filled.
+/// agent exits; for a watch, the agent logs a warning. The agent ignores earlier refusals, because an API server that
+/// has just started denies valid requests until its authorization cache is filled.
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {

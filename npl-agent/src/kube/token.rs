@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the service account token from a file that the kubelet replaces long before the token expires.
+//! Reads the service account token from a file that the kubelet replaces before the token expires.
 //!
 //! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube reads the
 //! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock instead, and

@@ -169,7 +169,7 @@ struct Follower<W: Watched> {
     delays: Jittered,
     health: WatchHealth,
     /// Whether the API server sends bookmarks. Each bookmark sets this field, and a due bookmark that does not arrive
-    /// clears it.
+    /// clears the field.
     receives_bookmarks: bool,
     /// Whether to request streaming lists. The value becomes false, until the agent exits, when the agent learns that
     /// the API server does not support streaming lists, or that the API server's store was restored.

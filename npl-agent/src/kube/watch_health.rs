@@ -66,7 +66,8 @@ impl WatchObserver for Observers {
 
 /// Logs when a watch fails and when it recovers. The first failure of each kind is logged as a warning immediately.
 /// Further failures of the same kind are logged at most once per minute. A refusal (401 or 403) is logged as a warning
-/// only from the third refusal since the last success on. An expired resource version is not logged as a warning.
+/// only if at least two other refusals came before it since the last success. An expired resource version is not logged
+/// as a warning.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,

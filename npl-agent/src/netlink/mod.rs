@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the Node's devices, addresses, routes and policy rules by rtnetlink, and reports when they change.
+//! Reads the Node's devices, addresses, routes and policy rules by rtnetlink, and reports their changes.
 
 mod driver;
 mod link;
@@ -190,8 +190,8 @@ pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, Devi
 /// Devices, qdiscs and routing of this network namespace, as the kernel has reported them.
 struct NetworkState {
     devices: Vec<Device>,
-    /// The qdiscs by device, or an error if the kernel has no traffic control. Only callers that need qdiscs return
-    /// this error.
+    /// The qdiscs by device, or the error of the dump, for example because the kernel has no traffic control. Only
+    /// callers that need qdiscs return this error.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }

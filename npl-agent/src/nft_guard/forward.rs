@@ -20,8 +20,8 @@ const MAX_CHAINS: usize = 500;
 /// single rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and all chains that their rules reach by jumps; in total, the rules of
-/// at most [`MAX_CHAINS`] chains.
+/// Reads the filter chains of the forward hook, and all chains to which rules jump from these chains, directly or
+/// through other chains. Reads the rules of at most [`MAX_CHAINS`] chains.
 ///
 /// # Errors
 ///

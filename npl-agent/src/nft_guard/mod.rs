@@ -280,9 +280,9 @@ impl Worker {
                         see = pages::url(&pages::of_check("nft_guard")),
                         %err,
                         "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until an update \
-                         succeeds, replies may be masqueraded after their kernel conntrack entry has timed out, and replies \
-                         of Pods with their own policy route may leave through another device; check that the agent has \
-                         CAP_NET_ADMIN and that no other software locks nftables",
+                         succeeds, replies may be masqueraded after their kernel conntrack entry has timed out, and \
+                         replies of Pods with their own policy route may leave through another device; check that the \
+                         agent has CAP_NET_ADMIN and that no other software locks nftables",
                         RETRY_AFTER.as_secs()
                     );
                 }

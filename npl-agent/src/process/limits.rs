@@ -22,7 +22,7 @@ use crate::core::{
 pub fn raise_soft_limit() -> Result<u64, Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    debug!(from = soft, to = hard, "soft limit of open files raised");
+    debug!(from = soft, to = hard, "raised the soft limit of open files");
     Ok(hard)
 }
 
