@@ -105,7 +105,7 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, sizes, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "the verifier rejected direct packet access; the agent loads programs that read packets by a helper function");
+                debug!(%error, "the verifier rejected direct packet access; the agent loads slower programs");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
