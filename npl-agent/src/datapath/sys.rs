@@ -29,8 +29,8 @@ const MOST_MAPS: usize = 64;
 /// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;
 
-/// The time that [`wait_for_packets_in_hooks`] waits on a kernel without `membarrier`, far longer than a packet stays in
-/// a hook.
+/// The time that [`wait_for_packets_in_hooks`] waits on a kernel without `membarrier`: far longer than a packet stays
+/// in a hook.
 const LONGEST_STAY: Duration = Duration::from_millis(100);
 
 /// The fields of `bpf_prog_info` that identify a program.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collects the events of a streaming list: a watch that first sends all objects, and then a bookmark that marks the end
-//! of these initial events.
+//! Collects the events of a streaming list: a watch that first sends all objects, then a bookmark that marks the end of
+//! these initial events.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 

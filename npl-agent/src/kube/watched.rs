@@ -28,9 +28,9 @@ pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + Deserialize
     /// for a selector by name, for which the API server reads a single object. With any other selector, the API server
     /// would read objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
-    /// Whether the first objects are requested as a streaming list: the watch itself first sends all objects. If the API
-    /// server does not support streaming lists, the objects are listed. The value is false for a kind with many
-    /// objects, because the API server compresses lists, but not streaming lists.
+    /// Whether the first objects are requested as a streaming list, that is, the watch itself first sends all objects.
+    /// If the API server does not support streaming lists, the objects are listed. The value is false for a kind with
+    /// many objects, because the API server compresses lists, but not streaming lists.
     const IS_STREAMED: bool = false;
     /// The type of `core::model` to which the Kubernetes object is converted.
     type Model: Send;
