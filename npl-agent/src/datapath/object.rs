@@ -91,7 +91,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
                     map = *name,
                     pinned,
                     wanted,
-                    "the pinned map has another size, other flags, or the flows of all protocols: {}",
+                    "the pinned map has a different size, different flags, or the flows of all protocols: {}",
                     replacement_effect(name)
                 );
                 predecessor::keep_for_copying(pins, name)?;

@@ -194,7 +194,7 @@ async fn an_unverifiable_certificate_is_named_at_the_first_attempt() {
         });
         let log = log.await;
         assert_eq!(log.matches("the API server's certificate cannot be verified").count(), 1, "{name}: {log}");
-        assert!(log.contains("UnsupportedSignatureAlgorithm"), "the test checks another error than {name}: {log}");
+        assert!(log.contains("UnsupportedSignatureAlgorithm"), "the test checks a different error than {name}: {log}");
     }
 }
 

@@ -144,7 +144,7 @@ fn has_tunnel_destination(link: &LinkMessage) -> bool {
     })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "newer kernels have further kinds, which are treated as uplinks")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "newer kernels have further kinds of devices, which may be uplinks")]
 fn kind_of(kind: &InfoKind) -> DeviceKind {
     match kind {
         InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,

@@ -195,7 +195,7 @@ mod tests {
             }
             let other = marks(&Marking { mark: Mark::new(0x80, 0x80).unwrap(), ..marking });
             let mixed = [&rule[..11], &other[11..]].concat();
-            assert_eq!(read_marking(&bytes(&mixed)), None, "the rule sets another mark than it compares");
+            assert_eq!(read_marking(&bytes(&mixed)), None, "the rule sets a different mark than it compares");
         }
         assert_eq!(read_marking(&bytes(&keeps_source(SHAPES[0]))), None);
         assert_eq!(read_marking(&[]), None);
