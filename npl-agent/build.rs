@@ -37,8 +37,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(fs::write(&embedded, [])?)
 }
 
-/// Whether the linked libc supports packed relocations, as glibc does since 2.36. With an older glibc, an agent with
-/// packed relocations would not start.
+/// Whether the agent is linked with glibc 2.36 or newer, which supports packed relocations. With an older glibc, an
+/// agent with packed relocations would not start. Returns false for a cross build, because `getconf` reports the glibc
+/// of the build machine.
 fn reads_packed_relocations() -> bool {
     if env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") || env::var("HOST").ok() != env::var("TARGET").ok() {
         return false;

@@ -77,13 +77,13 @@ impl Hooks {
         !self.tcx
     }
 
-    /// The ids of all programs that NPL has pinned. By these ids, the agent recognizes NPL's programs on a device.
+    /// The ids of all programs that NPL has pinned. The agent recognizes NPL's programs on a device by these ids.
     pub fn own_programs(&self) -> OwnPrograms {
         OwnPrograms::read(&self.pins)
     }
 
-    /// Loads the programs that only this forwarding mode needs. The agent calls this function at start, so that it
-    /// exits at once if the kernel rejects one of these programs.
+    /// Loads the programs that only this forwarding mode needs. The agent calls this function at start, so that the
+    /// agent exits at once if the kernel rejects one of these programs.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // Linux 6.6 or newer may be built without TCX. In this case, the agent attaches filters.
+            // A kernel since Linux 6.6 may have been built without TCX. In this case, the agent attaches filters.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -158,7 +158,8 @@ impl Hooks {
 
     /// Moves NPL's filter of a hook ahead of all other filters, without an interruption of translation. Among filters
     /// of the same priority, the kernel runs the last added filter first, so NPL's filter is removed and added again.
-    /// The added filter has the same handle as before, so that the next agent finds it. TCX links are not moved.
+    /// The added filter has the same handle as before, so that the next agent finds the filter. TCX links are not
+    /// moved.
     ///
     /// # Errors
     ///
@@ -172,13 +173,13 @@ impl Hooks {
         if self.tcx {
             return Ok(());
         }
-        // If an earlier agent was killed between these calls, the temporary filter already exists.
+        // If an earlier agent was killed before it had removed the temporary filter, this filter already exists.
         match self.add_filter(device, direction, program, STAND_IN) {
             Err(error) if !is_present(&error) => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        // A packet on which another filter runs at this moment may already have passed the place of the temporary
-        // filter, so the packet still needs the old filter.
+        // For a packet on which another filter runs at this moment, the kernel may already have passed the position of
+        // the temporary filter. This packet still needs the old filter.
         sys::wait_for_packets_in_hooks();
         remove_filter(&device.name, direction, OWN_HANDLE);
         self.add_filter(device, direction, program, OWN_HANDLE)?;
@@ -307,8 +308,8 @@ impl Hooks {
         if !device.link.has_ingress_queue {
             return Ok(());
         }
-        // The `ingress` qdisc has replaced clsact, and the kernel removed the filters with clsact; only the directories
-        // that record the filters are left.
+        // The `ingress` qdisc has replaced clsact, and the kernel has removed the filters together with clsact. Only
+        // the directories that record the filters are left.
         Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }

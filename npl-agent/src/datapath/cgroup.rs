@@ -12,7 +12,8 @@ use super::error::DatapathError;
 
 /// The mount table of this process.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// The directory in which systemd mounts the cgroup v2 hierarchy, if systemd also mounts the hierarchies of version 1.
+/// The directory, below `/sys/fs/cgroup`, in which systemd mounts the cgroup v2 hierarchy if it also mounts the
+/// hierarchies of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
 /// The cgroup whose processes are served as local clients. The socket programs connect the sockets of these processes

@@ -31,11 +31,11 @@ pub enum DatapathError {
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The process lacks `CAP_PERFMON`. Without this capability, the verifier of a kernel before Linux 6.6 rejects the
-    /// programs.
+    /// The process lacks `CAP_PERFMON`, and the verifier rejects even the programs that read packets by a helper
+    /// function.
     #[error(
-        "the kernel's verifier rejects the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
-         container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
+        "the kernel's verifier rejects the programs without CAP_PERFMON: keep the init container of \
+         deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
     /// The kernel denied an operation to this process, on which SELinux enforces its policy.
@@ -59,7 +59,7 @@ pub enum DatapathError {
          container with this capability, as in deploy/npl.yaml"
     )]
     TraceNeedsPerfmon,
-    /// The number of CPUs cannot be read.
+    /// The number of possible CPUs cannot be read.
     #[error("read the number of possible CPUs from {path}")]
     PossibleCpus {
         /// The file from which the number is read.
@@ -85,14 +85,15 @@ pub enum DatapathError {
     },
     /// The path of `--bpffs` is not on a BPF file system.
     #[error(
-        "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
+        "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`), or give --bpffs the path of \
+         another",
         path = .0.display()
     )]
     NoBpffs(PathBuf),
     /// Some of the maps are pinned, but at least one map is missing.
     #[error(
         "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent \
-         has another version than the agent of this Node; run the command again, with the agent's version",
+         has a different version than the agent of this Node; run the command again, with the agent's version",
         path = .0.display()
     )]
     Incomplete(PathBuf),
@@ -108,16 +109,16 @@ pub enum DatapathError {
     /// The pin of a map that the running agent uses was removed or replaced.
     #[error(
         "{path} was removed or replaced while this agent was running: the agent exits, and its restart recreates the \
-         pins; find the software that changes this folder",
+         pins; find the software that changes this directory",
         path = .0.display()
     )]
     PinLost(PathBuf),
     /// An operation on a file or directory of the BPF file system failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
-        /// The operation on the pin as a verb, such as `remove`.
+        /// The operation, as a verb such as `remove`.
         operation: &'static str,
-        /// The path of the pin.
+        /// The path of the file or directory.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -186,21 +187,21 @@ pub enum DatapathError {
     },
     /// No cgroup v2 hierarchy is mounted in the mount namespace of the agent.
     #[error(
-        "no cgroup v2 hierarchy is mounted for this process: mount one (`mount -t cgroup2 cgroup2 DIR`) and give its \
-         folder with --cgroup, or give --cgroup none"
+        "no cgroup v2 hierarchy is mounted for this process: mount one (`mount -t cgroup2 cgroup2 DIR`) and give \
+         --cgroup DIR, or give --cgroup none"
     )]
     NoCgroup2,
     /// The flag is `--local-clients host`, but the kernel has no network namespace cookies.
     #[error(
         "--local-clients host requires Linux 5.14 or newer: an older kernel does not report the cookie of a network namespace; \
-         give --local-clients all, and --cgroup the cgroup of the Node's own services, for example \
-         /sys/fs/cgroup/system.slice"
+         give --local-clients all, and give --cgroup the directory of the cgroup of the Node's own services, for \
+         example /sys/fs/cgroup/system.slice"
     )]
     NoNetnsCookie,
     /// The directory of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
-        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where such a hierarchy is mounted, \
-         or give --cgroup none",
+        "{path} is not in a cgroup v2 hierarchy: give --cgroup a directory of such a hierarchy, or give \
+         --cgroup none",
         path = .0.display()
     )]
     NotCgroup2(PathBuf),

@@ -34,8 +34,8 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// The number of batches in which the agent clears the lookup cache. Clearing in batches limits the memory that the
-/// agent needs for the written elements.
+/// The number of batches in which the agent clears the lookup cache. The agent needs memory for the elements of only
+/// one batch at a time.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
 /// The value of a mapping: its backend, and the index of the mapping's counters in `npl_cnt_mapping`.
@@ -55,6 +55,7 @@ pub(super) struct Sender {
 }
 
 /// Operations on the maps of one IP family. An operation that returns a `Result` fails if a BPF system call fails.
+/// Writing a mapping or a source also fails if the address is of the other IP family.
 pub(super) trait FamilyMaps: Send {
     /// Every mapping in the kernel's map. Mappings of a protocol that this agent does not know are ignored, because an
     /// agent of a later release with the same ABI version wrote them.
@@ -77,9 +78,9 @@ pub(super) trait FamilyMaps: Send {
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
-    /// The names and fills of the flow tables of this IP family, in the order of [`Protocol::ALL`].
+    /// The name and fill level of each flow table of this IP family, in the order of [`Protocol::ALL`].
     fn flow_tables(&self) -> Result<[FlowTableFill; 3], DatapathError>;
-    /// The maximum numbers of flows in the flow tables of this IP family, in the order of [`Protocol::ALL`].
+    /// The maximum number of flows of each flow table of this IP family, in the order of [`Protocol::ALL`].
     fn flow_capacities(&self) -> [usize; 3];
     /// Every entry in NPL's flow tables of this IP family. Entries of a protocol that this agent does not know are
     /// ignored.
@@ -106,7 +107,7 @@ pub(super) trait FamilyMaps: Send {
     fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
     /// The time of the last packet to the node port while it had no mapping, or of the last removal of a mapping of the
-    /// port, whichever is later. The unit is that of [`npl_common::fragment::time`]. Zero if neither has happened.
+    /// port, whichever is later. The unit is that of [`npl_common::fragment::time`]. Zero if neither is recorded.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
@@ -129,7 +130,7 @@ pub struct SweptFlows {
     pub removed: usize,
     /// The number of conntrack entries that remain in each flow table, in the order of [`Protocol::ALL`].
     pub left: [usize; 3],
-    /// The number of entries for which the fullest flow table still had room before the removal.
+    /// The number of entries that could still be added, before the removal, to the flow table with the least room.
     pub room: usize,
 }
 
@@ -140,7 +141,7 @@ pub struct FlowTableFill {
     pub map: &'static str,
     /// The number of entries.
     pub used: usize,
-    /// The maximum number of entries before the kernel evicts an entry.
+    /// The number of entries that the map can hold before the kernel evicts entries.
     pub capacity: usize,
 }
 
@@ -453,7 +454,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
             let expired = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // A slot is not cleared if a program has written it in the meantime, for another flow or for a reply.
+            // If a program has written the slot in the meantime, for another flow or for a reply, the slot is not
+            // cleared.
             let clear = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
@@ -495,8 +497,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// Writes the map from index to address before the map from address to index, so that the programs never use an
-    /// index without an address.
+    /// Writes the map from index to address before the map from address to index, so that the programs use no index
+    /// without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
         let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::core::model::TranslatedConnection;
 
-/// Writes an entry for each connection, unless the connection's existing entry is newer. `seed` is the seed of the flows'
-/// hashes.
+/// Writes an entry for each connection, unless the connection already has an entry that expires later. `seed` is the
+/// seed of the flow hash.
 pub(super) fn record(pins: &Pins, connections: &[TranslatedConnection], seed: u64) -> Result<(), DatapathError> {
     Records::open(pins, MAP_HOST_CONNECTION_V4)?.write_all::<V4>(connections, seed)?;
     Records::open(pins, MAP_HOST_CONNECTION_V6)?.write_all::<V6>(connections, seed)
@@ -44,8 +44,8 @@ impl Records {
     }
 
     fn write(&mut self, hash: u64, connection: &TranslatedConnection) -> Result<(), DatapathError> {
-        // The time is read for each connection, because writing the records of many connections takes longer than one
-        // unit of time.
+        // The time is read for each connection, because writing the entries of many connections may take longer than
+        // one unit of this time (1.07 s).
         let now = kernel_time();
         let slots = [host_connection::slot(hash), host_connection::second_slot(hash)];
         let read = |slot: u32| self.map.get(&slot, 0).map_err(DatapathError::map("read", self.name));
@@ -54,7 +54,7 @@ impl Records {
         let (slot, present) = (slots[index], [first, second][index]);
         let remaining = fragment::time(u64::from(connection.remaining_seconds) * 1_000_000_000);
         let entry = host_connection::expiring(hash, connection.is_stream, now, remaining);
-        // The kernel program may have renewed the entry after kernel conntrack was read.
+        // A kernel program may have renewed the entry after the agent read kernel conntrack.
         let is_newer = host_connection::remaining(present, now) > host_connection::remaining(entry, now);
         if host_connection::matches(present, hash) && is_newer {
             return Ok(());

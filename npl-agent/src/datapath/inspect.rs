@@ -39,7 +39,7 @@ pub struct Inspection {
     pub socket_hooks: Vec<&'static str>,
     /// The names of the pinned programs, by the build to which the programs belong.
     pub programs: BTreeMap<String, Vec<String>>,
-    /// Mappings with their counters, in the order of the node port.
+    /// Mappings with their counters, ordered by IP family, node port and protocol.
     pub mappings: Vec<MappingRecord>,
     /// For each [`Reason`], the number of packets that the programs counted.
     pub reasons: Vec<(Reason, u64)>,

@@ -43,7 +43,7 @@ pub(super) trait Layout {
     type SocketRnatKey: aya::Pod + Send;
     type SocketRnat: aya::Pod + Send;
 
-    /// The value that the index map has for an index that is assigned to no node address.
+    /// The value of the index map for an index without a node address.
     const NO_ADDRESS: Self::Local;
     /// The value of an unused slot of the lookup cache.
     const EMPTY_CACHE_ENTRY: Self::CacheEntry;

@@ -63,7 +63,8 @@ impl Datapath {
     /// Checks that the Node meets the requirements, adopts pinned maps and programs, creates missing maps and loads
     /// missing programs. Attaches no program: programs of an earlier agent stay attached until [`Hooks::attach`]
     /// replaces them. If a pinned map does not have the size and the flags that this agent needs, a new map replaces
-    /// it. Mappings, allowed sources, conntrack entries and socket reverse NAT entries are copied to the new maps.
+    /// the pinned map. Mappings, allowed sources, conntrack entries and socket reverse NAT entries are copied to the
+    /// new maps.
     ///
     /// # Errors
     ///
@@ -123,8 +124,8 @@ impl Datapath {
         Ok(retired)
     }
 
-    /// Removes the next hops that are missing from the plan or differ from the plan. After the removal, the kernel
-    /// stack forwards packets to the affected Pods.
+    /// Removes the next hops that the plan does not contain with the same value. After the removal, the kernel stack
+    /// forwards packets to the affected Pods.
     ///
     /// # Errors
     ///
@@ -144,8 +145,8 @@ impl Datapath {
         errors
     }
 
-    /// Attaches the XDP program to a device. If this fails, no XDP program of NPL remains on the device, and the TC
-    /// program translates the device's requests.
+    /// Attaches the XDP program to a device. If the function returns an error, no XDP program of NPL remains on the
+    /// device, and the TC program translates the device's requests.
     ///
     /// # Errors
     ///
@@ -189,9 +190,9 @@ impl Datapath {
     /// [`Hooks::move_to_head`].
     ///
     /// During the move, two filters of NPL run on some packets. The filter that runs later would treat a translated
-    /// datagram as a datagram of a direct connection, and remove the conntrack entry. To prevent this, the device is
-    /// added to the map of devices whose packets may already be translated when the TC program runs. The next call of
-    /// [`Self::retain_xdp`] removes the device from the map.
+    /// datagram as a datagram of a direct connection (from a client to a Pod, without a mapping), and remove the
+    /// conntrack entry. To prevent this, the device is added to the map of devices whose packets may already be
+    /// translated when the TC program runs. The next call of [`Self::retain_xdp`] removes the device from the map.
     ///
     /// # Errors
     ///
@@ -373,14 +374,15 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without a lookup cache may have changed mappings without invalidating cached lookups of
-        // these mappings.
+        // An earlier agent whose version has no lookup cache may have changed mappings without invalidating the cached
+        // lookups of these mappings.
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so the seed must survive a restart of the agent.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // If a flag in the configuration is set, the TC programs look up in `npl_pre_tc_devs` whether XDP may have
-        // translated a packet. The flag and the map must match the XDP links that an earlier agent has left attached.
+        // If a flag in the configuration is set, the TC programs look up a packet's device in the map
+        // `npl_pre_tc_devs`, to find out whether XDP may have translated the packet. The flag and the map must match
+        // the XDP links that an earlier agent has left attached.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         // If an earlier agent was killed after it had removed an address or endpoint, but before it had started a new
         // epoch, cached lookups may still contain the address or endpoint.

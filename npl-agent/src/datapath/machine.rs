@@ -60,7 +60,7 @@ fn total_memory(meminfo: &str) -> Option<u64> {
 }
 
 /// Returns an error if the maps alone exceed `limit`, a memory limit in bytes. Without this check, the kernel would
-/// kill the agent or the init container while it creates the maps.
+/// kill the process of the agent or of the init container while the process creates the maps.
 fn check(sizes: &TableSizes, limit: Option<u64>) -> Result<(), DatapathError> {
     let memory = sizes.memory();
     match limit {

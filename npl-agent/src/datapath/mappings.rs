@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes mappings and the map entries that depend on them: the endpoints that identify replies, and the counters. Also
-//! removes the conntrack entries and socket reverse NAT entries of removed endpoints.
+//! Writes mappings and the map entries that depend on mappings: the endpoints that identify replies, and the counters.
+//! Also removes the conntrack entries and socket reverse NAT entries of removed endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -241,8 +241,8 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// The Pod addresses and ports of the endpoints to which no mapping of any protocol leads. The protocol is ignored,
-    /// because socket reverse NAT entries contain no protocol.
+    /// Returns those Pod addresses and ports of `senders` that no mapping of any protocol has as its backend. The
+    /// protocol is ignored, because socket reverse NAT entries contain no protocol.
     fn unmapped_endpoints(&self, senders: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
         self.without_mapping(senders.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
     }
@@ -314,7 +314,7 @@ const fn sender(backend: &Backend, protocol: Protocol) -> Sender {
     Sender { pod_ip: backend.pod_ip, pod_port: backend.pod_port.0, protocol: protocol.number() }
 }
 
-/// The value that the endpoint map gets for the endpoint of a mapping.
+/// The value of the endpoint map for the endpoint of a mapping.
 const fn endpoint(entry: &Entry) -> Endpoint {
     Endpoint { generation: entry.backend.generation, stats_index: entry.stats_index }
 }

@@ -46,9 +46,9 @@ impl NextHops {
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes all next hops and uplinks that are missing from the plan or differ from the plan. Next hops of Pods are
-    /// removed before uplinks, so that the kernel stack begins to forward both directions of a Pod's traffic at the
-    /// same time.
+    /// Removes the uplinks that `devices` does not contain, and the next hops that `pods` does not contain with the
+    /// same value. Next hops are removed before uplinks, so that the kernel stack begins to forward both directions of
+    /// a Pod's traffic at the same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -61,11 +61,11 @@ impl NextHops {
             .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
-    /// Adds the uplinks and next hops of the plan. Next hops of Pods are added after uplinks, so that both directions
-    /// of a Pod's traffic begin to be redirected at the same time. If an uplink cannot be added, the next hops of all
-    /// Pods are removed. If the next hops stayed, requests would be redirected while the kernel stack forwards the
-    /// replies through that uplink. If the map of one IP family is full, next hops of the other IP family are still
-    /// added.
+    /// Adds the uplinks of `devices` and the next hops of `pods`. Next hops are added after uplinks, so that the
+    /// programs begin to redirect both directions of a Pod's traffic at the same time. If an uplink cannot be added,
+    /// the next hops of all Pods are removed. If the next hops stayed, requests would be redirected, but the kernel
+    /// stack would forward the replies through that uplink. If the map of one IP family is full, next hops of the other
+    /// IP family are still added.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,

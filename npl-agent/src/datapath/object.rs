@@ -31,15 +31,14 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
 }
 
 /// The first 64 bits of an object's SHA-256 digest. These bits name the directory of the object's pinned programs. 64
-/// bits are enough, because only agents of this Node write to the directory, so an attacker cannot make use of a
-/// collision.
+/// bits are enough, because only agents of this Node write to the directory, so an attacker cannot exploit a collision.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// The log text that says what happens to a map's elements when the agent replaces the map with a map of a different
-/// size or with different flags.
+/// The part of the log line that states what happens to a map's elements when the agent replaces the map by a map with
+/// a different size or different flags.
 fn replacement_effect(name: &str) -> &'static str {
     if predecessor::is_copied(name) {
         "a new map replaces the pinned map, whose elements are copied"
@@ -48,11 +47,12 @@ fn replacement_effect(name: &str) -> &'static str {
     }
 }
 
-/// Moves or removes pinned maps that differ from the object file, because aya would use them without a check. A map
-/// with a different type or layout is removed. A map with a different number of elements or different flags is moved,
-/// and a new map takes its place. The agent later copies mappings, allowed sources, conntrack entries and socket
-/// reverse NAT entries from the moved maps to the new maps ([`predecessor::is_copied`]). If a map cannot be opened, for
-/// lack of file descriptors or permissions, the function returns an error, because the map may contain all mappings.
+/// Moves or removes pinned maps that differ from the object file, because aya would use these maps without a check. A
+/// map with a different type or layout is removed. A map with a different number of elements or different flags is
+/// moved, and so is a flow table with the flows of all protocols; a new map takes the place of the moved map. The agent
+/// later copies mappings, allowed sources, conntrack entries and socket reverse NAT entries from the moved maps to the
+/// new maps ([`predecessor::is_copied`]). If a map cannot be opened, for lack of file descriptors or permissions, the
+/// function returns an error, because the map may contain all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &TableSizes) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -75,7 +75,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
         let has_size = |info: &MapInfo| info.max_entries() == wanted_entries && info.map_flags() == wanted.map_flags();
         // In earlier builds of this ABI version, one flow table contains the flows of all protocols. The agent moves
         // this table, and later copies each entry to the table of the entry's protocol. If an agent was killed between
-        // these steps, the table that it moved still exists, and the pinned table is a new one.
+        // these steps, the moved table still exists, and the pinned table is already a table of one protocol.
         let of_udp = match *name {
             MAP_FLOW_V4 => Some(MAP_UDP_FLOW_V4),
             MAP_FLOW_V6 => Some(MAP_UDP_FLOW_V6),
@@ -91,7 +91,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
                     map = *name,
                     pinned,
                     wanted,
-                    "the pinned map has another size, other flags, or the flows of all protocols: {}",
+                    "the pinned map has a different size, different flags, or the flows of all protocols: {}",
                     replacement_effect(name)
                 );
                 predecessor::keep_for_copying(pins, name)?;
@@ -100,8 +100,8 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8], sizes: &Tabl
                 warn!(
                     see = pages::url(pages::ABI_UPGRADE),
                     map = *name,
-                    "the pinned map has another type or layout than this agent uses: an empty map replaces the pinned \
-                     map, so open connections may have to reconnect"
+                    "the pinned map has a different type or layout than this agent uses: an empty map replaces the \
+                     pinned map, so open connections may have to reconnect"
                 );
                 unpin(&path)?;
             }

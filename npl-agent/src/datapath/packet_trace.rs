@@ -171,7 +171,7 @@ fn has_only_logging_programs(pins: &Pins) -> Result<bool, DatapathError> {
 }
 
 /// Prevents a second `npl-agent trace` from tracing with another filter. The lock is on the directory of this ABI
-/// version's pins, which only root can open. The lock does not collide with the agent's lock, which is on the parent
+/// version's pins, which only root can open. This lock does not conflict with the agent's lock, which is on the parent
 /// directory.
 fn lock(pins: &Pins) -> Result<Flock<File>, DatapathError> {
     let folder = pins.version();

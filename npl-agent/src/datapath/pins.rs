@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
-//! └── v2/                        one directory for each ABI version; an agent removes all others
+//! └── v2/                        one directory for each ABI version; an agent removes those of other versions
 //!     ├── npl_config … npl_cnt_reason    maps, by name
 //!     ├── replaced/npl_flow_v4 …     maps with another size or other flags, until their entries are copied
 //!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty directory that stands for a filter
@@ -12,6 +12,7 @@
 //!     ├── links/<ifindex>_xdp        BPF link of the XDP program
 //!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
 //!     ├── xdp/<ifindex>_<reason>     empty directory: why XDP or TC translates requests of the device
+//!     ├── redirect_refused           empty directory: the agent refuses `--forwarding redirect`
 //!     ├── clsact/<ifindex>           empty directory: NPL added the clsact qdisc of the device (before Linux 6.6)
 //!     └── programs/<build>/          one directory for each object file and load variant
 //!         ├── npl_ingress …              programs that were needed so far, by name
@@ -68,7 +69,7 @@ impl Pins {
         Self { root, version, abi }
     }
 
-    /// The paths of the pins of each other ABI version that has pins, in descending order of the ABI version.
+    /// The pin paths of every other ABI version that has pins on this file system, in descending order of the version.
     ///
     /// # Errors
     ///
@@ -107,12 +108,12 @@ impl Pins {
         self.version.join(REPLACED_DIR)
     }
 
-    /// Whether all maps are pinned, as they are once an agent has started.
+    /// Whether all maps of this ABI version are pinned. An agent pins the maps when it starts.
     pub fn has_all_maps(&self) -> bool {
         PINNED_MAPS.iter().all(|name| self.map(name).exists())
     }
 
-    /// The pin of the TC link of a device and direction.
+    /// The pin of the TC link of a device and direction or, without TCX, the directory that records the filter.
     pub fn link(&self, ifindex: u32, direction: Direction) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{}", suffix(direction)))
     }
@@ -204,8 +205,8 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// The directory that exists if the agent refuses `--forwarding redirect`, because a policy engine would be
-    /// bypassed.
+    /// The directory that exists while the agent refuses `--forwarding redirect`, because redirected packets would
+    /// bypass a policy engine.
     pub(super) fn redirect_refused_mark(&self) -> PathBuf {
         self.version.join("redirect_refused")
     }
@@ -283,8 +284,7 @@ impl Pins {
     }
 }
 
-/// Determines what the object at a path is, from the path's components below the directory of the pins of all ABI
-/// versions.
+/// Determines the kind of the object at a path. `components` are the path's components below [`Pins::root`].
 pub(super) fn meaning_of(components: &[&str], is_dir: bool) -> PinMeaning {
     match *components {
         _ if is_dir => PinMeaning::Directory,
@@ -312,7 +312,7 @@ fn meaning_of_link(name: &str) -> PinMeaning {
 ///
 /// # Errors
 ///
-/// If the kernel returns an error.
+/// If the pin or directory cannot be removed.
 pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
     match result {

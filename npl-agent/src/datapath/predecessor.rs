@@ -2,13 +2,14 @@
 //! Takes over from earlier agents whose maps this agent cannot use: maps of another ABI version, or maps with a
 //! different maximum number of elements or with different flags.
 //!
-//! The agent first copies mappings and conntrack entries into its own maps, then attaches its programs. With TCX, this
-//! agent's programs are attached ahead of the earlier programs. Without TCX, this agent's filters were added last, so
-//! the kernel runs them first. The earlier programs keep translating packets of flows that are only in the earlier
-//! maps. An XDP program of an earlier agent stays attached until the earlier programs are detached.
-//! [`Datapath::retire_predecessors`] completes the takeover, after this agent has written all mappings and has attached
-//! its programs to all devices of the predecessors. That function copies the remaining conntrack entries, detaches the
-//! earlier programs and removes the earlier pins.
+//! The agent first copies mappings, allowed sources, conntrack entries and socket reverse NAT entries into its own
+//! maps, then attaches its programs. With TCX, this agent's programs are attached ahead of the earlier programs.
+//! Without TCX, this agent's filters were added last, so the kernel runs them first. The earlier programs keep
+//! translating packets of flows that are only in the earlier maps. An XDP program of an earlier agent stays attached
+//! until the earlier programs are detached. [`Datapath::retire_predecessors`] completes the takeover, after this agent
+//! has written all mappings and has attached its programs to all devices of the predecessors. That function copies the
+//! conntrack and socket reverse NAT entries that are new since the first copy, detaches the earlier programs and
+//! removes the earlier pins.
 //!
 //! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
 
@@ -92,7 +93,8 @@ impl Predecessor {
                 see = pages::url(pages::ABI_UPGRADE),
                 map = name,
                 %error,
-                "cannot open a map of an earlier agent, so its entries are not copied: open connections may have to reconnect"
+                "cannot open a map of an earlier agent, so the map's entries are not copied: open connections may \
+                 have to reconnect"
             );
         };
         opened.inspect_err(warn).ok()
@@ -109,8 +111,8 @@ impl Predecessor {
     }
 }
 
-/// The name that a map has in ABI 1, if its keys and values have the same layout in ABI 1 as today; `None` for other
-/// maps.
+/// The name that a map has in ABI 1, if the map's keys and values have the same layout in ABI 1 as in this ABI version;
+/// `None` for other maps.
 fn name_in_abi_1(name: &str) -> Option<&'static str> {
     former_names::ABI_1.iter().find(|(today, _)| *today == name).map(|(_, former)| *former)
 }
@@ -232,7 +234,8 @@ pub(super) fn keep_for_copying(pins: &Pins, name: &str) -> Result<(), DatapathEr
     let folder = pins.replaced_maps();
     fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
     let (from, to) = (pins.map(name), folder.join(name));
-    // If an earlier agent was killed before it had copied the elements, the map that it moved is still at this path.
+    // If an earlier agent was killed after it had moved a map, but before it had copied the elements, the moved map is
+    // still at this path.
     unpin(&to)?;
     fs::rename(&from, &to).map_err(|source| pin_error("move", &from, source))
 }
@@ -273,8 +276,8 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     Ok(devices)
 }
 
-/// Copies the predecessors' conntrack entries for the last time, then detaches the predecessors' programs and removes
-/// their pins. Returns the ABI versions that were removed.
+/// Copies the predecessors' conntrack and socket reverse NAT entries for the last time, then detaches the predecessors'
+/// programs and removes their pins. Returns the ABI versions that were removed.
 ///
 /// The XDP programs are detached before the copy. Without the XDP programs, this agent's programs receive all requests
 /// before the predecessors' programs do, so the copy misses no flow.
@@ -296,8 +299,8 @@ pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
 
 /// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. If
 /// a program of another version runs ahead, the caller must create this agent's link again. If the order stayed, this
-/// agent's program at egress would mistake replies that the other version has translated for packets of the Node
-/// itself, and record host connections.
+/// agent's program at egress would receive replies that the other version has already translated, treat these replies
+/// as packets of the Node itself, and record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,

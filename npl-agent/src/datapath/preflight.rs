@@ -21,11 +21,11 @@ use crate::core::{
 
 /// The first kernel with TCX, that is, with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel that applies NPL's translation of the first datagram to all IPv6 UDP datagrams that GRO has joined
-/// to a fraglist. With earlier kernels, the datagrams after the first one stay untranslated.
+/// The first kernel with which NPL translates fraglists of IPv6 UDP datagrams. GRO joins received datagrams into a
+/// fraglist, NPL translates the first datagram, and the kernel copies the translation to the others. Earlier kernels
+/// send the others untranslated.
 const TRANSLATES_FRAGLISTS_SINCE: (u8, u8) = (6, 15);
-/// The first patch release of Linux 6.12 that applies NPL's translation of the first datagram to all IPv6 UDP datagrams
-/// of a fraglist.
+/// The first patch release of Linux 6.12 with which NPL translates fraglists of IPv6 UDP datagrams.
 const TRANSLATES_FRAGLISTS_SINCE_6_12: u16 = 28;
 /// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
@@ -69,14 +69,14 @@ pub fn conntrack_settings() -> ConntrackSettings {
     }
 }
 
-/// Whether the running kernel has at least this version. If the kernel's version is unknown, returns true, because
-/// loading the programs reports missing features.
+/// Whether the running kernel has at least this version. If the kernel's version cannot be read, returns true: if the
+/// kernel is too old, the agent fails later, when it loads the programs.
 fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Whether an unmodified kernel of this version translates every IPv6 datagram of a fraglist. The function returns
-/// false for an older kernel, although a distribution may have backported the fix to that kernel.
+/// Whether NPL translates fraglists of IPv6 UDP datagrams with an unmodified kernel of this version. The function
+/// returns false for an older kernel, although a distribution may have backported the fix to that kernel.
 fn translates_fraglists(version: KernelVersion) -> bool {
     let (major, minor) = TRANSLATES_FRAGLISTS_SINCE;
     let is_of_6_12 = version < KernelVersion::new(6, 13, 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, because the
-//! verification of programs takes the largest part of an agent's start.
+//! kernel's verification of the programs takes most of the time that an agent needs to start.
 //!
 //! A pinned program is reused if its type is the expected type, its name is empty or the expected name, and it uses
 //! only maps that are pinned now. If one of these conditions is not met, the agent loads the program again and replaces
@@ -43,16 +43,16 @@ const UNMITIGATED: &str = "unmitigated";
 /// this section.
 const CONSTANTS: &str = ".rodata";
 
-/// How the programs were loaded. The capabilities of the loading process and the kernel determine which variants are
-/// possible. The variants are listed from the fastest to the slowest.
+/// How the programs were loaded. The kernel, and the capabilities of the process that loads the programs, determine
+/// which variants are possible. The fastest variant comes first, the slowest last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Loaded with `CAP_PERFMON`: without speculation barriers, with direct packet access.
+    /// Loaded with `CAP_PERFMON`: the programs have no speculation barriers, and access packets directly.
     Unmitigated,
     /// Loaded without `CAP_PERFMON`: the kernel adds a speculation barrier after nearly every store to the stack.
     Mitigated,
-    /// Loaded where the verifier rejects direct packet access, as before Linux 6.6 without `CAP_PERFMON`: the programs
-    /// read packets by a helper function.
+    /// Loaded where the verifier rejects direct packet access, as kernels before Linux 6.6 do without `CAP_PERFMON`.
+    /// The programs read packets by a helper function.
     ByHelper,
 }
 
@@ -105,13 +105,13 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, sizes, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "the verifier rejected direct packet access");
+                debug!(%error, "the verifier rejected direct packet access; the agent loads slower programs");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
                     "the kernel rejects direct packet access without CAP_PERFMON, so the programs read packets by a \
-                     slower helper; `npl-agent load`, in an init container with this capability, loads the faster \
-                     programs"
+                     slower helper function; `npl-agent load`, in an init container with this capability, loads the \
+                     faster programs"
                 );
                 Ok(by_helper)
             }
@@ -150,7 +150,7 @@ impl Programs {
         self.variant == Variant::Unmitigated
     }
 
-    /// Loads a TC program. First loads the slow-path program that the TC program tail-calls.
+    /// Loads a TC program. First loads the slow-path programs that the TC program tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
             for (index, slow_path) in SlowPath::programs_of(name) {
@@ -163,7 +163,7 @@ impl Programs {
         self.classifiers.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// Loads a socket program, which is attached to a cgroup.
+    /// Loads a socket program. Socket programs are attached to cgroups.
     pub(super) fn load_socket_program(
         &mut self,
         which: &SocketProgram,
@@ -176,7 +176,7 @@ impl Programs {
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// Loads the XDP program for this kernel version. Returns the name and the program.
+    /// Loads the XDP program for this kernel version. Returns the program's name and the program.
     pub(super) fn load_xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
         let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
         let program = match self.xdp.take() {
@@ -238,7 +238,7 @@ impl Programs {
         for hook in ALWAYS {
             self.load_classifier(hook)?;
         }
-        info!(build = self.build, "programs loaded");
+        info!(build = self.build, "loaded the programs");
         if self.variant != Variant::Unmitigated {
             info!(
                 "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs \
@@ -268,13 +268,17 @@ impl Programs {
     fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // The name may be empty: aya gives programs a name only if it can load a tracing program, and the agent lacks
-        // the capability for this.
+        // The name may be empty: aya names programs only if the process is allowed to load a tracing program, and the
+        // agent lacks the capability for tracing programs.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
-            debug!(name, ?facts, "a pinned program has another type, name or maps; the agent loads the program again");
+            debug!(
+                name,
+                ?facts,
+                "a pinned program has a different type or name, or uses other maps; the agent loads the program again"
+            );
         }
         fits.then_some(program)
     }
@@ -287,8 +291,8 @@ impl Programs {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // The constants are pinned after the program has been loaded. If the constants were pinned before, each attempt
-        // to load a rejected program would leave another pinned map.
+        // The constants are pinned after the program has been loaded. If they were pinned before, each attempt to load
+        // a rejected program would pin another map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
@@ -297,8 +301,8 @@ impl Programs {
         K::from_pin(&pin, name).map_err(refused)
     }
 
-    /// The parsed object, whose programs use the pinned maps. A pinned map whose type or size does not match the object
-    /// is replaced.
+    /// The parsed object, whose programs use the pinned maps. Pinned maps that differ from the object are replaced
+    /// ([`object::discard_incompatible_maps`]).
     fn load_object(&mut self) -> Result<&mut Ebpf, DatapathError> {
         let object = match self.object.take() {
             Some(object) => object,
@@ -327,7 +331,7 @@ impl Programs {
         Ok(object)
     }
 
-    /// Pins the map of constants, so that the next agent recognizes it as a map of NPL's programs.
+    /// Pins the map of constants, so that the next agent recognizes this map as a map of NPL's programs.
     fn pin_constants(&mut self) -> Result<(), DatapathError> {
         if self.has_pinned_constants {
             return Ok(());

@@ -43,8 +43,8 @@ impl LoadedSocketProgram {
         }
     }
 
-    /// Attaches the program by a BPF link. The attach mode does not matter, because it has no effect on a link:
-    /// programs of other software on the same hook always run.
+    /// Attaches the program by a BPF link. The attach mode has no effect on a link: programs of other software on the
+    /// same hook also run.
     pub(super) fn attach(&mut self, cgroup: impl AsFd) -> Result<Result<FdLink, LinkError>, ProgramError> {
         let mode = CgroupAttachMode::Single;
         match self {

@@ -29,8 +29,8 @@ const MOST_MAPS: usize = 64;
 /// The kernel's limit on the number of programs on a hook.
 const MOST_PROGRAMS: usize = 64;
 
-/// The time that [`wait_for_packets_in_hooks`] waits on a kernel without `membarrier`, far longer than a packet stays in
-/// a hook.
+/// The time that [`wait_for_packets_in_hooks`] waits on a kernel without `membarrier`: far longer than a packet stays
+/// in a hook.
 const LONGEST_STAY: Duration = Duration::from_millis(100);
 
 /// The fields of `bpf_prog_info` that identify a program.
@@ -94,8 +94,8 @@ pub(super) fn open_program(id: u32) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr).map(owned)
 }
 
-/// Pins a BPF object, such as a link, at a path of the BPF file system. The library aya can pin only links that aya has
-/// created.
+/// Pins a BPF object, such as a link, at a path of the BPF file system. aya is not used, because it can pin only links
+/// that it has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -117,8 +117,8 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
 }
 
 /// Reads a hash map in batches and passes each batch to `look`. No element is read twice, and the loop ends even if
-/// elements are added and removed. aya iterates by key, so it would begin again from the start whenever the current key
-/// is removed.
+/// elements are added and removed. aya is not used, because it iterates by key, and would begin again from the start
+/// whenever the current key is removed.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),
@@ -281,8 +281,8 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// Waits until every packet that is in a TC hook now has left the hook (an RCU grace period). A packet that reaches a
-/// hook later meets every filter that was added before this call. A kernel with `nohz_full` CPUs has no global
+/// Waits until every packet that is in a TC hook now has left the hook (an RCU grace period). Packets that reach a hook
+/// later pass through the filters that were added before this call. A kernel with `nohz_full` CPUs has no global
 /// `membarrier`; there, the function waits for a fixed time.
 pub(super) fn wait_for_packets_in_hooks() {
     // SAFETY: the command takes no pointers.

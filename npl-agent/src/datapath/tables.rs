@@ -59,7 +59,7 @@ impl std::fmt::Debug for Tables {
 pub struct MappingRecord {
     /// Node port, protocol and IP family.
     pub frontend: Frontend,
-    /// The Pod address and Pod port to which the mapping leads.
+    /// The Pod address and Pod port to which the programs translate the destination.
     pub backend: Backend,
     /// The sources that may use the mapping.
     pub sources: Sources,
@@ -67,7 +67,7 @@ pub struct MappingRecord {
     pub stats: MappingStats,
 }
 
-/// An entry of one of NPL's flow tables: an established connection or UDP flow.
+/// An entry of one of NPL's flow tables: a UDP flow, or a connection whose handshake is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The transport protocol of the flow.
@@ -78,12 +78,12 @@ pub struct FlowRecord {
     pub nat: SocketAddr,
     /// The Pod's address and port.
     pub pod: SocketAddr,
-    /// Time at which a packet last refreshed the entry, by the kernel's monotonic clock; at most 256 jiffies before the
-    /// last packet.
+    /// The time at which a packet last refreshed the entry, by the kernel's monotonic clock. This time is at most 256
+    /// jiffies before the time of the flow's last packet.
     pub last_seen: Duration,
-    /// TCP flags that the client has sent, or-ed together. SCTP chunks count as the TCP flags with the same meaning.
+    /// All TCP flags that the client has sent so far. SCTP chunks count as the TCP flags with the same meaning.
     pub client_tcp_flags: u8,
-    /// TCP flags that the Pod has sent, or-ed together. SCTP chunks count as the TCP flags with the same meaning.
+    /// All TCP flags that the Pod has sent so far. SCTP chunks count as the TCP flags with the same meaning.
     pub pod_tcp_flags: u8,
 }
 
@@ -179,8 +179,8 @@ impl Tables {
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
-    /// Starts a new epoch, which invalidates all lookups that the programs have cached. After each change of a mapping,
-    /// endpoint, next hop or node address, the agent calls this function before it makes a further change.
+    /// Starts a new epoch, which invalidates all lookups that the programs have cached. The agent calls this function
+    /// after each change of mappings, endpoints and next hops, and after each removal of node addresses.
     ///
     /// # Errors
     ///
@@ -247,7 +247,7 @@ impl Tables {
         Ok([self.family(Family::V4).flows()?, self.family(Family::V6).flows()?].concat())
     }
 
-    /// The maximum numbers of flows in the flow tables of an IP family, in the order of [`Protocol::ALL`].
+    /// The maximum number of flows of each flow table of an IP family, in the order of [`Protocol::ALL`].
     pub fn flow_capacities(&self, family: Family) -> [usize; 3] {
         self.family(family).flow_capacities()
     }
@@ -261,7 +261,7 @@ impl Tables {
         self.family(family).socket_rnat_fill()
     }
 
-    /// The fills of the flow tables of an IP family, in the order of [`Protocol::ALL`].
+    /// The name and fill level of each flow table of an IP family, in the order of [`Protocol::ALL`].
     ///
     /// # Errors
     ///
@@ -317,8 +317,8 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// The time since each node port of a range last lost a mapping, or received a packet while it had no mapping: see
-    /// [`super::Datapath::unmapped_ages`].
+    /// For each node port of a range, the time since the port last lost a mapping, or received a packet while it had no
+    /// mapping: see [`super::Datapath::unmapped_ages`].
     pub(super) fn unmapped_ages(&self, range: PortRange) -> Result<BTreeMap<NodePort, Duration>, DatapathError> {
         let now = kernel_time();
         let mut ages = BTreeMap::new();
@@ -461,8 +461,8 @@ impl Tables {
         Ok(CounterSample { total: plus(&both.total, &v6.total), ..both })
     }
 
-    /// Reads the counters of all mappings of an IP family. Counters that several mappings have in common count once in
-    /// the total.
+    /// Reads the counters of all mappings of an IP family. Counters that several mappings share count once in the
+    /// total.
     fn read_counters_of(&self, family: Family) -> Result<CounterSample, DatapathError> {
         let mut sample = CounterSample { mappings: BTreeMap::new(), total: self.stats_of(shared_stats(family))? };
         let mut counted = BTreeSet::new();
@@ -505,8 +505,8 @@ impl Tables {
     }
 }
 
-/// The index of the counters to which all removed mappings of a family are added. A mapping for which no counters were
-/// free also uses these counters.
+/// The index of the counters to which the counts of a family's removed mappings are added. A mapping for which no
+/// counters were free also uses these counters.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,

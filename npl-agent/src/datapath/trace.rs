@@ -55,7 +55,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
         loader.map_pin_path(name, pins.map(name));
     }
     pin_maps(&mut loader, pins, build)?;
-    // aya-log finds the ring buffer only in a loaded object, so the object is loaded here, but not its programs.
+    // aya-log finds the ring buffer only in a loaded object. The object is therefore loaded here, without its programs.
     let mut object = loader.load(embedded_object()?).map_err(DatapathError::Load)?;
     let logger = EbpfLogger::init_with_logger(&mut object, Lines).map_err(|error| match error {
         aya_log::Error::MapError(source) => DatapathError::OpenMap { name: LOGS, source },
@@ -65,7 +65,7 @@ fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
     })?;
     let thread = thread::Builder::new().name("trace".to_owned()).spawn(move || forward(logger));
     thread.map_err(|error| DatapathError::OpenMap { name: LOGS, source: MapError::IoError(error) })?;
-    // No page: only developers build with the feature `trace`.
+    // No page: only developers build with the feature `trace`, so no document describes this warning.
     warn!(
         "this is a trace build: the programs log the verdict on each packet that they translate, drop or count under a reason, which slows down every packet"
     );
@@ -78,7 +78,7 @@ fn forward(mut logger: EbpfLogger<Lines>) {
         match poll(&mut [PollFd::new(logger.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => {
-                // No page: only developers build with the feature `trace`.
+                // No page: only developers build with the feature `trace`, so no document describes this warning.
                 return warn!(err = %error, "no more logs of the kernel programs are printed: the ring buffer cannot be polled");
             }
         }
@@ -98,9 +98,9 @@ impl Log for Lines {
         // The programs pad all texts with spaces to the same length, so the spaces at the end are removed.
         let line = line.trim_end();
         match record.level() {
-            // No page: the lines are those of the kernel programs of a trace build.
+            // No page: the kernel programs of a trace build, which only developers use, have written the line.
             Level::Error => error!(target: TARGET, "{line}"),
-            // No page: the lines are those of the kernel programs of a trace build.
+            // No page: the kernel programs of a trace build, which only developers use, have written the line.
             Level::Warn => warn!(target: TARGET, "{line}"),
             Level::Info => info!(target: TARGET, "{line}"),
             Level::Debug => debug!(target: TARGET, "{line}"),

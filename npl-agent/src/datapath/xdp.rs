@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attaches the XDP program, which translates requests before the TC programs. The TC programs stay attached, and
+//! Attaches the XDP program, which translates requests before the TC programs run. The TC programs stay attached, and
 //! translate the packets that the XDP program passes unchanged.
 //!
-//! Some drivers reset their queues when a program is attached or detached, and lose packets. The link is therefore
-//! pinned, so that it stays attached when the agent restarts, and its program is replaced only by a different program.
+//! Some drivers reset their queues, and lose packets, when a program is attached or detached. The agent therefore pins
+//! the link, so that the program stays attached when the agent restarts, and replaces the program only by a different
+//! program.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -41,7 +41,8 @@ pub enum HttpError {
         /// The flag, `--listen` or `--metrics-listen`.
         flag: &'static str,
     },
-    /// The kernel refused to open or bind the socket, or to listen on it, for a reason that no other variant covers.
+    /// The kernel refused to open or bind the socket, or to listen on the socket, for a reason that no other variant
+    /// covers.
     #[error("listen on {address}")]
     Listen {
         /// The address that the flag gives.

@@ -10,12 +10,13 @@ use tokio::time::Instant;
 
 /// The first delay between retries is at most this long.
 const FIRST: Duration = Duration::from_millis(500);
-/// No delay between retries is longer than this. The limit is low, because the agent receives no changes during a
-/// delay. With delays of this length, a hundred Nodes with three watches each still send only about forty requests per
-/// second.
+/// The longest delay between retries, unless the API server requires a longer delay by `Retry-After`. The limit is low,
+/// because the agent receives no changes during a delay. With this limit, a hundred Nodes with three watches each send
+/// only about forty requests per second.
 const LONGEST: Duration = Duration::from_secs(10);
 /// After this time without a failure, the next delay is again as short as the first delay. This time exceeds the
-/// longest delay plus the time limit of a request, so that repeated failures never shorten the delays.
+/// longest delay plus the time limit for the headers of an answer, so that an API server that does not answer does not
+/// shorten the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines about failed requests.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);

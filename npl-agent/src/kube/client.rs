@@ -30,7 +30,8 @@ use crate::core::{certificate, pages};
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the agent cannot use the API server. The agent exits with an error of this type, because a retry would fail too.
+/// Why the agent cannot use the API server. The agent exits with an error of this type, because a retry would also
+/// fail.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file of `--kubeconfig` is missing or invalid.
@@ -77,8 +78,8 @@ pub enum ConnectError {
     },
 }
 
-/// The permissions that the API server does not grant the agent; at least one. Displayed as verbs and resources: `list
-/// pods, patch pods/status`.
+/// The permissions that the API server does not grant the agent; at least one. The text consists of verbs and
+/// resources: `list pods, patch pods/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPermissions(Vec<Permission>);
 
@@ -157,7 +158,7 @@ pub(super) async fn refusal(
 }
 
 /// Loads the kubeconfig file if one is given; otherwise loads the service account of the Pod. The environment variable
-/// `KUBECONFIG` is ignored, because it may lead to another cluster.
+/// `KUBECONFIG` is ignored, because it may name the kubeconfig of another cluster.
 async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let Some(path) = kubeconfig else {
         return Config::incluster().map_err(|err| ConnectError::InCluster { reason: one_line(&err) });
@@ -169,7 +170,7 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 
 /// The result of one check of all permissions.
 enum Probe {
-    /// The API server grants all permissions.
+    /// The API server grants all permissions. `is_node_known` is true if the API server has a Node of the agent's name.
     Granted { is_node_known: bool },
     /// The API server gave no definite answer, so the check is repeated.
     NotYet(kube::Error),

@@ -146,8 +146,8 @@ async fn an_unreadable_kubeconfig_is_named() {
     );
 }
 
-/// Certificates for 127.0.0.1 and their authorities, which openssl has made: `openssl x509 -req -sha512`. The key of the
-/// first authority is of the curve P-521; the second certificate has a signature with P-256 and SHA-512.
+/// Authorities and their certificates for 127.0.0.1, created by `openssl x509 -req -sha512`. The first authority has a
+/// P-521 key. The second authority has signed its certificate with a P-256 key and SHA-512.
 const UNSUPPORTED: [(&str, &[u8], &[u8]); 2] = [
     ("P-521", include_bytes!("certificates/p521-authority.pem"), include_bytes!("certificates/p521.pem")),
     (
@@ -157,8 +157,8 @@ const UNSUPPORTED: [(&str, &[u8], &[u8]); 2] = [
     ),
 ];
 
-/// The alert with which a TLS server ends the handshake if its certificate's key is of a kind that the client does not
-/// support, for example a P-521 key: a record of type 21, level 2 (fatal), description 40 (`handshake_failure`).
+/// The TLS alert (record type 21) with level 2 (fatal) and description 40 (`handshake_failure`). A TLS server sends
+/// this alert if the client does not support the kind of key in the server's certificate, for example a P-521 key.
 const HANDSHAKE_FAILURE: [u8; 7] = [21, 3, 3, 0, 2, 2, 40];
 
 /// Returns the log of the agent's first attempt to connect. The second attempt has begun when this function returns, so
@@ -194,7 +194,7 @@ async fn an_unverifiable_certificate_is_named_at_the_first_attempt() {
         });
         let log = log.await;
         assert_eq!(log.matches("the API server's certificate cannot be verified").count(), 1, "{name}: {log}");
-        assert!(log.contains("UnsupportedSignatureAlgorithm"), "the test checks another error than {name}: {log}");
+        assert!(log.contains("UnsupportedSignatureAlgorithm"), "the test checks a different error than {name}: {log}");
     }
 }
 

@@ -28,7 +28,7 @@ use crate::core::pages;
 /// own writes rejects this label.
 const LABEL: &str = "npl-agent-dry-run";
 /// The maximum number of dry runs in one check. A missing policy is reported only if the API server rejects none of
-/// them. One dry run is not enough, because the API server applies a new policy only after a few seconds.
+/// these dry runs. One dry run is not enough, because the API server applies a new policy only after a few seconds.
 const ATTEMPTS: usize = 6;
 
 /// The time between two checks of the admission policy. One check usually takes a single request to the API server, a
@@ -60,7 +60,8 @@ enum Confinement {
     Confined,
     /// The API server admits the write, so no policy restricts the agent.
     Unconfined,
-    /// Not known, because the Node has no Pod for the dry run, or because the API server gives no definite answer.
+    /// The result is not known, because the Node has no Pod for the dry run, or because the API server gives no
+    /// definite answer.
     Unknown,
 }
 
@@ -147,7 +148,7 @@ async fn write(client: &Client, namespace: &str, name: &str) -> kube::Result<Con
         Request::new(url).patch_subresource("status", name, &params, &label).map_err(kube::Error::BuildRequest)?;
     match client.request::<IgnoredAny>(request).await {
         Ok(_stored_nothing) => Ok(Confinement::Unconfined),
-        // An admission policy rejects a write with 422, and a webhook with a status of its choice. A 404 (the Pod was
+        // An admission policy rejects a write with the status 422; a webhook chooses the status. A 404 (the Pod was
         // deleted) or a 409 does not show whether a policy exists.
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(Confinement::Unknown),
         Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => {
@@ -162,8 +163,8 @@ mod tests {
     use super::*;
     use crate::kube::mock::{MockServer, api_server, refusal};
 
-    /// The tests sleep for 14 of the 15 minutes between two checks before they wait for the next request, because the
-    /// mock server waits for at most 10 minutes.
+    /// A test sleeps for 14 of the 15 minutes between two checks before it waits for the next request, because the mock
+    /// server waits at most 10 minutes for a request.
     const ALMOST: Duration = Duration::from_mins(14);
     const DENIED: &str = "pods \"web-0\" is forbidden: ValidatingAdmissionPolicy 'npl-agent' with binding 'npl-agent' denied \
                           request: npl-agent may not write to a Pod's labels and finalizers";

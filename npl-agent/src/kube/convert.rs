@@ -166,7 +166,8 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
 }
 
 /// Returns the field manager, other than the agent, that owns the mapping annotation; `None` if no such manager exists.
-/// The owner is the manager that last changed the annotation's value.
+/// A field manager owns the annotation if it has set the annotation's current value. Of several owners, the function
+/// returns the last one in `managers`.
 fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
     let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
     let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports problems to users by Kubernetes Events on the affected Pod or Service.
 //!
-//! No mapping waits for an Event, and an Event that could not be sent is sent again later.
+//! The agent writes mappings without waiting for Events. If an Event could not be sent, the agent sends the Event again
+//! later.
 
 use std::time::Duration;
 
@@ -105,8 +106,8 @@ impl Recorder {
                     true
                 }
             };
-            // The rate limit may have delayed this report, so reports of problems that have been solved in the meantime
-            // are dropped first.
+            // The rate limit may have delayed the due report. Reports of problems that have been solved in the meantime
+            // are therefore dropped first.
             self.reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
                 && let Some(report) = self.reports.take_due(self.now())
@@ -203,8 +204,8 @@ impl Recorder {
 }
 
 /// The time in milliseconds since `at`, a time of another Node's clock. The clocks of Nodes differ, so `at` may be in
-/// the future. The result is then 0; but if `at` is more than [`FRESH_MILLIS`] in the future, the clock is wrong, and
-/// the Event counts as old.
+/// the future; the result is then 0. If `at` is more than [`FRESH_MILLIS`] in the future, one of the clocks is wrong.
+/// The result is then `u64::MAX`, so that the Event counts as old.
 fn age_millis(at: &MicroTime) -> u64 {
     let age = wall_clock().duration_since(at.0).as_millis();
     if age < -i128::from(FRESH_MILLIS) { u64::MAX } else { u64::try_from(age).unwrap_or_default() }

@@ -173,7 +173,7 @@ fn a_long_text_is_cut_and_the_note_ends_with_the_whole_url() {
     for (text, kept) in [
         ("a".repeat(room), "a".repeat(room)),
         ("a".repeat(room + 1), format!("{}…", "a".repeat(room - 3))),
-        // Each ä has 2 bytes, so one of these texts would be cut inside of a character.
+        // Each ä has 2 bytes, so a cut at a fixed number of bytes would split a character in one of these two texts.
         (format!("b{}", "ä".repeat(room)), format!("b{}…", "ä".repeat((room - 4) / 2))),
         ("ä".repeat(room), format!("{}…", "ä".repeat((room - 3) / 2))),
     ] {

@@ -8,17 +8,17 @@ use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
 
-/// The longest `Retry-After` that the agent obeys. Without this limit, a proxy that sends a large value could prevent
-/// the agent from receiving changes for an hour.
+/// The longest `Retry-After` that the agent obeys. Without this limit, a proxy that sends a large value, such as one
+/// hour, could prevent the agent from receiving changes for that time.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// After this number of 401 or 403 answers without a success in between, the agent acts on the refusal: at start, the
-/// agent exits; for a watch, the agent logs a warning. Earlier refusals are ignored, because an API server that has
-/// just started denies valid requests until its authorization cache is filled.
+/// agent exits; for a watch, the agent logs a warning. The agent ignores earlier refusals, because an API server that
+/// has just started denies valid requests until its authorization cache is filled.
 pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {
-    /// Returns the kind of failure that an HTTP status code means, if the code is not a success.
+    /// Returns the kind of failure that an HTTP status code means. `code` must not be the code of a success.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -49,7 +49,7 @@ pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
     /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
-    /// The time for which the API server requires the agent to wait before the next request, at most one minute.
+    /// The time that the API server requires the agent to wait before the next request, at most one minute.
     pub(super) after: Option<Duration>,
 }
 

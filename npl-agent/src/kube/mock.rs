@@ -95,13 +95,13 @@ impl ReceivedRequest {
         self.answer.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
     }
 
-    /// Does not answer the request for as long as the returned value exists.
+    /// Leaves the request unanswered for as long as the returned value exists.
     pub(super) fn keep_waiting(self) -> SendResponse<Response<AnswerBody>> {
         self.answer
     }
 }
 
-/// Returns the event of a watch that brings the resource version up to date, with these annotations.
+/// Returns a bookmark, the watch event that reports only a new resource version, with these annotations.
 pub(super) fn bookmark(version: &str, annotations: &Value) -> Value {
     let metadata = json!({ "resourceVersion": version, "annotations": annotations });
     json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": metadata } })

@@ -6,8 +6,9 @@
 //!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module makes no decisions about mappings: only the core makes them. An unreachable API server does not end the
-//! agent. The watches retry and, until they succeed, the agent uses the objects that it received last.
+//! This module makes no decisions about mappings; only the module `core` decides about mappings. An unreachable API
+//! server does not end the agent. The watches retry and, until they succeed, the agent uses the objects that it
+//! received last.
 
 pub mod backoff;
 pub mod client;
@@ -50,7 +51,7 @@ use crate::{
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
 /// Creates a client and starts the watches on separate tasks, so that the agent can load its programs at the same time.
-/// The watches do not wait for the check of permissions.
+/// The watches start before the check of permissions has ended.
 ///
 /// # Errors
 ///

@@ -175,8 +175,8 @@ impl PodPatcher {
     /// Applies `write` to a Pod if the Pod still has this uid. A second application of the same write changes nothing.
     ///
     /// Withdrawing an annotation takes two patches: the first patch empties the annotation's list of mappings, and the
-    /// second patch removes the annotation. The first patch is needed for clients that ignore Pods without the
-    /// annotation (row C-12 of docs/antrea-compatibility.md).
+    /// second patch removes the annotation. Clients that ignore Pods without the annotation notice the withdrawal only
+    /// by the first patch (row C-12 of docs/antrea-compatibility.md).
     ///
     /// # Errors
     ///

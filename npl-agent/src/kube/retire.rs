@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Retires every Node before an uninstallation: sets `NPL_RETIRE` on the agents' DaemonSets, and waits until each Node
-//! runs a ready agent of a template that contains this variable. Such an agent is ready only when its Node is retired.
+//! runs a ready agent of a template that contains this variable. Such an agent becomes ready only when its Node is
+//! retired.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -128,8 +129,9 @@ impl<'a> Retirement<'a> {
         self.progress.is_none_or(Progress::is_complete)
     }
 
-    /// Sets `NPL_RETIRE`, or reads the progress if the variable is set. A request that the API server does not answer
-    /// changes nothing, because the API server may be restarting.
+    /// Sets `NPL_RETIRE`, or reads the progress if the variable is set. If the API server does not answer, or answers
+    /// with a temporary error, this call changes nothing, and the next call repeats the request: the API server may be
+    /// restarting.
     async fn advance(&mut self, daemon_sets: &Api<DaemonSet>) -> Result<(), RetireError> {
         let name = self.name;
         let (action, answer) = if self.is_set {

@@ -43,7 +43,8 @@ pub(super) enum WatchStart<'a> {
     /// The changes after this resource version.
     After(&'a str),
     /// All objects, then a bookmark that marks their end, and then their changes: a streaming list. The request has no
-    /// resource version, so the bookmark follows only when the objects are as new as a quorum of etcd.
+    /// resource version, so the API server sends the bookmark only when the objects are at least as new as the state of
+    /// etcd at the time of the request.
     InitialEvents,
 }
 
@@ -82,7 +83,7 @@ pub(super) struct Source<W> {
     kind: PhantomData<fn() -> W>,
 }
 
-/// A list of which only the metadata is decoded, without the objects.
+/// The part of a list that [`Source::newest_version`] decodes: only the metadata, without the objects.
 #[derive(Deserialize)]
 struct ListHead {
     metadata: ListMeta,

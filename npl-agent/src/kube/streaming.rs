@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collects the events of a streaming list: a watch that first sends all objects, and then a bookmark that marks the end
-//! of these initial events.
+//! Collects the events of a streaming list: a watch that first sends all objects, then a bookmark that marks the end of
+//! these initial events.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 
@@ -60,8 +60,9 @@ pub(super) struct CompleteList<M> {
     pub(super) version: String,
 }
 
-/// Receives a streaming list by a watch that the API server ends after `seconds`. Returns the list only after the end of
-/// the initial events, because objects that are not in a list count as deleted. The watch then sends the changes.
+/// Requests and receives a streaming list. The API server ends the watch after `seconds`. Returns the list only after
+/// the end of the initial events, because objects that are not in a list count as deleted. The returned watch then
+/// sends the changes.
 pub(super) async fn receive<W: Watched>(
     source: &Source<W>,
     seconds: u32,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the service account token from a file that the kubelet replaces long before the token expires.
+//! Reads the service account token from a file that the kubelet replaces before the token expires.
 //!
 //! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube reads the
 //! file a day too late, although a token is valid for only one hour. This module uses the monotonic clock instead, and
-//! also reads the file again after a 401.
+//! also reads the file again after the API server has answered 401.
 
 use std::{
     fs,
@@ -51,7 +51,8 @@ impl TokenFile {
         request
     }
 
-    /// After a 401, marks the cached token as outdated, so that the next request reads the file again.
+    /// If the API server has answered 401, marks the cached token as outdated, so that the next request reads the file
+    /// again.
     pub(super) fn invalidate_if_refused<B>(file: Option<&Self>, response: Response<B>) -> Response<B> {
         if let Some(Self(cached)) = file.filter(|_| response.status() == StatusCode::UNAUTHORIZED) {
             cached.lock().unwrap_or_else(PoisonError::into_inner).read_at = None;

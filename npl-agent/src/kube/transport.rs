@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP client that the client of the API server uses: TLS, time limits, and probes that detect dead connections.
+//! The HTTP layer of the client of the API server: TLS, time limits, and probes that detect dead connections.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ use tower_http::decompression::DecompressionLayer;
 use super::token::TokenFile;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for the headers of an answer. The API server sends the headers immediately for a watch; for a list, it
-/// sends them when the list is complete.
+/// Time limit for the headers of an answer. For a watch, the API server sends the headers immediately; for a list, the
+/// API server sends the headers when the list is complete.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit between two reads of an answer's body. This limit exceeds the duration of a watch, so that a watch
 /// without events is not interrupted.

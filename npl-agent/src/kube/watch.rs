@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches this Node, its Pods and the selected Services. Sends the changes of each kind of object in the API server's
-//! order.
+//! Watches this Node, its Pods and the selected Services. Sends the changes of each kind of object to a receiver, such
+//! as the agent's main loop, in the API server's order.
 //!
 //! A watch resumes at the last resource version that it has received. After the API server's store was restored from a
 //! backup, the store's versions may be lower. The API server would then send no event until the store has reached the
@@ -154,7 +154,7 @@ enum End {
     Failed(RequestFailure),
 }
 
-/// The first objects were sent to the receiver; the watch continues from here.
+/// The state after the first objects were sent to the receiver. The watch of their changes begins in this state.
 struct Beginning<W> {
     /// The resource version of the objects.
     version: String,
@@ -169,10 +169,10 @@ struct Follower<W: Watched> {
     delays: Jittered,
     health: WatchHealth,
     /// Whether the API server sends bookmarks. Each bookmark sets this field, and a due bookmark that does not arrive
-    /// clears it.
+    /// clears the field.
     receives_bookmarks: bool,
-    /// Whether to request streaming lists. The value becomes false for the life of the agent when the API server turns
-    /// out not to support them, or when its store was restored.
+    /// Whether to request streaming lists. The value becomes false, until the agent exits, when the agent learns that
+    /// the API server does not support streaming lists, or that the API server's store was restored.
     supports_streaming: bool,
 }
 
@@ -184,13 +184,14 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Requests and sends all objects: by one attempt of a streaming list, and otherwise by lists until one succeeds.
+    /// Requests all objects, and sends them to the receiver. Requests a streaming list once, if the API server may
+    /// support streaming lists. If there is no complete streaming list, requests lists until one succeeds.
     async fn begin(&mut self) -> Result<Beginning<W>, ReceiverDropped> {
         if self.supports_streaming {
             let convert = |object| self.watch.convert::<W>(object).filter(W::is_relevant);
             match streaming::receive(&self.source, WATCH_SECONDS, convert).await {
                 Ok((CompleteList { objects, version }, watch)) => {
-                    // The end of the initial events is a bookmark.
+                    // A bookmark marks the end of the initial events, so the API server sends bookmarks.
                     self.receives_bookmarks = true;
                     self.health.record_success();
                     self.watch.send::<W>(W::listed(self.source.namespace(), objects)).await?;
@@ -252,8 +253,8 @@ impl<W: Watched> Follower<W> {
                     Ok(newest) if is_older(&newest, &version) => {
                         self.health.record_restore(&version, &newest);
                         // The watch cache of an API server that was not restarted contains the former objects with
-                        // higher versions. The API server would send these objects as a streaming list, also much
-                        // later, for example after the watch has expired.
+                        // higher versions. The API server would send these former objects as a streaming list, even
+                        // much later, for example after the watch has expired.
                         self.supports_streaming = false;
                         return match W::restored() {
                             Some(change) => self.watch.send::<W>(change).await,
@@ -283,7 +284,8 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Sends the changes of `open`, or else of a new watch, and sets `version` to the last received resource version.
+    /// Sends the changes that the watch `open` receives, or a new watch if `open` is `None`. Sets `version` to the last
+    /// received resource version.
     async fn follow_one_watch(
         &mut self,
         open: Option<OpenWatch<W>>,

@@ -64,9 +64,10 @@ impl WatchObserver for Observers {
     }
 }
 
-/// Logs when a watch fails and when it recovers. The first failure of each kind causes a warning immediately, and
-/// further failures of this kind at most one warning per minute. A refusal (401 or 403) causes a warning only if it is
-/// at least the third refusal since the last success. An expired resource version causes no warning.
+/// Logs when a watch fails and when it recovers. The first failure of each kind is logged as a warning immediately.
+/// Further failures of the same kind are logged at most once per minute. A refusal (401 or 403) is logged as a warning
+/// only if at least two other refusals came before it since the last success. An expired resource version is not logged
+/// as a warning.
 pub(super) struct WatchHealth {
     subject: WatchedResource,
     observer: Arc<dyn WatchObserver>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests watches whose first objects are a streaming list.
+//! Tests watches that receive their first objects by a streaming list.
 
 use super::*;
 use crate::kube::mock::end_of_initial_events as end;
@@ -49,7 +49,8 @@ async fn an_incomplete_streaming_list_is_discarded() {
     listed(&mut scene, &[pod("a", 1), pod("b", 2)]).await;
     assert_eq!(names(&scene.change().await), ["list a", "list b"]);
     assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="unreachable"} 1"#));
-    // The API server may support streaming lists, so the agent requests one again when its version has expired.
+    // The API server may support streaming lists, so the agent requests a streaming list again after the watch's
+    // resource version has expired.
     let status = json!({ "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired" });
     events(scene.server.next_request().await, &[json!({ "type": "ERROR", "object": status })]);
     stream(&mut scene, &[added("c", 20), end("20")]).await;
@@ -107,7 +108,8 @@ async fn a_restored_store_is_listed_without_a_streaming_list() {
     listed(&mut scene, &[pod("c", 61)]).await;
     assert_eq!(scene.change().await, Change::StoreRestored);
     assert_eq!(names(&scene.change().await), ["list c"]);
-    // The watch cache of an API server that was not restarted has no events after version 61, and still has Pod `a`.
+    // The watch cache of an API server that was not restarted has no events after version 61, and still contains Pod
+    // `a`.
     scene.server.next_request().await.answer(410, refusal(410, "Expired", "too old resource version: 61 (250)"));
     listed(&mut scene, &[pod("d", 62)]).await;
     assert_eq!(names(&scene.change().await), ["list d"]);

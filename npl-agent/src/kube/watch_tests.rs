@@ -28,7 +28,8 @@ fn observers(metrics: &Metrics, namespaces: &Namespaces) -> Observers {
     Observers { metrics: metrics.clone(), contacts: WatchContacts::new(namespaces), namespace: None }
 }
 
-/// Starts a watch of the objects of one kind that match a field selector, or of all objects of this kind.
+/// Starts a watch of the objects of one kind that match the field selector `fields`, or of all objects of this kind if
+/// `fields` is `None`.
 fn watching<W: Watched<Change = Change>>(fields: Option<&str>) -> Scene {
     selecting::<W>(fields.map(Selection::of_fields).unwrap_or_default())
 }
@@ -51,8 +52,8 @@ impl Scene {
         timeout(Duration::from_mins(10), self.changes.recv()).await.unwrap().unwrap()
     }
 
-    /// Returns the next request that is not for a streaming list. Refuses a streaming list as an API server does that
-    /// does not support it.
+    /// Returns the next request that is not for a streaming list. Answers a request for a streaming list as an API
+    /// server does that does not support streaming lists.
     async fn list_request(&mut self) -> ReceivedRequest {
         let request = self.server.next_request().await;
         if !request.line.contains("sendInitialEvents") {

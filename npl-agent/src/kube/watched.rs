@@ -19,17 +19,18 @@ use crate::{
 pub trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
     /// The kind of object, for log lines and metrics.
     const SUBJECT: WatchedResource;
-    /// Page size of lists; `None` requests the whole list in one answer. A list always requests the newest objects,
-    /// because an outdated list could lack a Pod that already has mappings. Only a list that may be too large for
-    /// memory is paged: the API server reads each page from etcd, but can answer an unpaged list from its watch cache.
+    /// The maximum number of objects in one page of a list; `None` requests the whole list in one answer. A list always
+    /// requests the newest objects, because an outdated list could lack a Pod that already has mappings. Only a list
+    /// that may be too large for memory is paged: the API server reads each page from etcd, but can answer an unpaged
+    /// list from its watch cache.
     const PAGE_SIZE: Option<u32>;
     /// Whether the request for the newest resource version uses the field selector of the watch. The value is true only
     /// for a selector by name, for which the API server reads a single object. With any other selector, the API server
     /// would read objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
-    /// Whether the first objects are requested as a streaming list: the watch itself first sends all objects. If the API
-    /// server does not support streaming lists, the objects are listed. The value is false for a kind with many
-    /// objects, because the API server compresses lists, but not streaming lists.
+    /// Whether the first objects are requested as a streaming list, that is, the watch itself first sends all objects.
+    /// If the API server does not support streaming lists, the objects are listed. The value is false for a kind with
+    /// many objects, because the API server compresses lists, but not streaming lists.
     const IS_STREAMED: bool = false;
     /// The type of `core::model` to which the Kubernetes object is converted.
     type Model: Send;

@@ -12,8 +12,8 @@ use crate::core::{
     op::PodWrite,
 };
 
-/// The maximum number of requests in flight. Eight requests are enough for a high throughput, but do not overload the
-/// API server if a hundred Nodes start at the same time.
+/// The maximum number of requests in flight. The number is limited, because a hundred Nodes that start at the same time
+/// must not overload the API server.
 const MAX_IN_FLIGHT: usize = 8;
 
 /// A write, with the name and uid of the Pod to which it applies.

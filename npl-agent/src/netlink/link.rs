@@ -9,7 +9,8 @@ use rtnetlink::packet_route::link::{
 use super::driver;
 use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
-/// Converts a link message; `None` if the message contains no interface name. The caller adds addresses and routes.
+/// Converts a link message; `None` if the message contains no interface name. The caller adds the device's addresses
+/// and routes.
 pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let name = link
         .attributes
@@ -55,9 +56,9 @@ fn lower_device(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|it| if let LinkAttribute::Link(index) = it { Some(*index) } else { None })
 }
 
-/// Returns the ifindex of a device's master, such as a bond or a bridge, if the device may lead out of the Node: if it
-/// is a physical device, or a virtual device such as a VLAN, a macvlan or a bond. `None` if the device has no master,
-/// or if devices of its kind lead to Pods, virtual machines or other Nodes, or nowhere.
+/// Returns the ifindex of a device's master, such as a bond or a bridge, if the device may send packets out of the
+/// Node: a physical device, or a virtual device such as a VLAN, a macvlan or a bond. Returns `None` if the device has
+/// no master, or is of a kind that serves Pods, virtual machines or tunnels, such as veth.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
     link.attributes
@@ -143,7 +144,7 @@ fn has_tunnel_destination(link: &LinkMessage) -> bool {
     })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "newer kernels have further kinds, which are treated as uplinks")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "newer kernels have further kinds of devices, which may be uplinks")]
 fn kind_of(kind: &InfoKind) -> DeviceKind {
     match kind {
         InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,

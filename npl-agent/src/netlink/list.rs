@@ -31,7 +31,7 @@ impl Lists {
         Ok(Self { handle, driver: tokio::spawn(connection).abort_handle() })
     }
 
-    /// Dumps the objects that the request `wanted` selects, and returns those that `pick` accepts.
+    /// Dumps the objects that the request `wanted` selects, and returns the objects that `pick` accepts.
     ///
     /// # Errors
     ///

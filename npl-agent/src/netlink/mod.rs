@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the Node's devices, addresses, routes and policy rules by rtnetlink, and reports when they change.
+//! Reads the Node's devices, addresses, routes and policy rules by rtnetlink, and reports their changes.
 
 mod driver;
 mod link;
@@ -123,7 +123,7 @@ pub struct Survey {
 /// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Starts a separate thread that reads the devices and the routes to Pods. A separate thread is needed, because a
+/// Starts a separate thread that reads devices, routing, and the routes to Pods. A separate thread is needed, because a
 /// request can wait seconds for the kernel's `rtnl` lock while Pods are created and deleted. Qdiscs, filters and
 /// programs are read only if `inspection` is given.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
@@ -190,8 +190,8 @@ pub async fn attachments(inspection: &TcInspection) -> Result<BTreeMap<u32, Devi
 /// Devices, qdiscs and routing of this network namespace, as the kernel has reported them.
 struct NetworkState {
     devices: Vec<Device>,
-    /// The qdiscs by device, or an error if the kernel has no traffic control. Only callers that need qdiscs return
-    /// this error.
+    /// The qdiscs by device, or the error of the dump, for example because the kernel has no traffic control. Only
+    /// callers that need qdiscs return this error.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
@@ -268,17 +268,17 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
 }
 
 /// Reads the addresses of global scope, by ifindex. Addresses with a narrower scope, such as host and link, are
-/// ignored, because remote clients cannot reach them.
+/// ignored, because remote clients cannot reach these addresses.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // Each IP family needs a separate dump. In one dump of both families, the kernel does not always report a change of
-    // addresses of the first family.
+    // Each IP family needs a separate dump. In one dump of both families, the kernel does not always set
+    // `NLM_F_DUMP_INTR` if addresses of the first family change during the dump.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
         let all = lists.dump("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
-        // If a kernel without IPv6 is asked for IPv6 addresses, it returns the IPv4 addresses again, which this filter
+        // A kernel without IPv6 answers the request for IPv6 addresses with the IPv4 addresses, which this filter
         // removes.
         for message in all.iter().filter(|message| message.header.family == family) {
             if let Some(ip) = global_address(message) {
@@ -312,10 +312,10 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields an item for each change of devices, addresses, default and host routes, or policy rules, and for each removed
-/// qdisc or filter. With `with_attachments`, also yields an item for each added qdisc that queues packets, and for each
-/// added filter of other software. An overrun of the receive buffer also yields an item, because messages about changes
-/// may have been lost.
+/// Yields an item for each change of a device, an address, a default route, a host route or a policy rule, and for each
+/// removed qdisc or filter. With `with_attachments`, also yields an item for each added qdisc that queues packets, and
+/// for each added filter of other software. An overrun of the receive buffer also yields an item, because messages
+/// about changes may have been lost.
 ///
 /// # Errors
 ///

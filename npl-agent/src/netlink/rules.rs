@@ -15,14 +15,15 @@ use crate::core::{
     model::Family,
 };
 
-/// With this value of its attribute `suppress_prefixlength`, a rule suppresses no route.
+/// The value of a rule's attribute `suppress_prefixlength` with which the rule suppresses no route.
 const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that compares all bits of the packet's mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Reads policy routing. The first result contains the default routes, and the tables of all rules that match a mark.
-/// The first result also contains, in the kernel's order, the rules that select a single source address, a mark or an
-/// incoming device. The second result contains the egress devices of all routes with a gateway.
+/// Reads policy routing. The first result contains the default routes, and the tables that rules select for packets
+/// with a mark. The first result also contains, in the kernel's order, the rules for a single source address, and the
+/// rules whose only condition is a mark or an incoming device. The second result contains the egress devices of all
+/// routes with a gateway.
 pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let mut routing = Routing::default();
     for family in FAMILIES {
@@ -44,9 +45,9 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32
     Ok((routing, with_gateway))
 }
 
-/// Reads the default routes of all tables, the devices of the tables that rules for an incoming device select, and the
-/// devices of all routes with a gateway. For a multipath route, the devices include the device of each next hop that has
-/// a gateway.
+/// Adds to `routing` the default routes of all tables, and the egress devices in the tables that rules for an incoming
+/// device select. Returns the egress devices of all routes with a gateway. Of a multipath route, only the devices of
+/// next hops with a gateway are returned.
 async fn read_routes(lists: &Lists, routing: &mut Routing) -> Result<BTreeSet<u32>, NetlinkError> {
     let of_incoming: BTreeSet<_> = routing.incoming.iter().map(|rule| (rule.family, rule.table)).collect();
     let mut tables = BTreeMap::<_, BTreeSet<u32>>::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the qdiscs and filters of devices, and determines whether each filter belongs to NPL. Also removes clsact
-//! qdiscs that have no filters.
+//! Reads the qdiscs and filters of devices, and determines whether each filter belongs to NPL. Also removes a clsact
+//! qdisc that has no filters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ use crate::core::{
 pub struct TcInspection {
     /// The devices that may be uplinks. These devices are always inspected.
     pub uplinks: DeviceSelection,
-    /// Whether the devices to which the routes of Pods lead are also inspected.
+    /// Whether the egress devices of the routes to Pods are also inspected.
     pub with_pods: bool,
     /// Returns the programs of BPF links on the device with this ifindex; `None` if the kernel does not report BPF
     /// links. Programs of BPF links run before the device's filters.
@@ -115,7 +115,7 @@ fn priority(filter: &TcMessage) -> u16 {
     u16::try_from(filter.header.info >> u16::BITS).unwrap_or_default()
 }
 
-/// Returns the name of a BPF filter's program.
+/// Returns the name of a BPF filter's program; `None` for a filter of another kind, or if the kernel reports no name.
 fn program_name(filter: &TcMessage) -> Option<&str> {
     let options = filter
         .attributes
@@ -213,7 +213,7 @@ fn facts_of(ifindex: u32, side: Side, filter: &TcMessage) -> TcFilter {
 ///
 /// # Errors
 ///
-/// If the kernel returns an error for a request.
+/// If a request fails, for example because this process lacks `CAP_NET_ADMIN`.
 pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);

@@ -13,14 +13,15 @@ use crate::core::doctor::forward_chains::{BaseChain, Condition, Field, ForwardCh
 /// The nftables families whose chains process forwarded IP packets.
 const FAMILIES: [(u8, &str); 3] =
     [(uapi::NFPROTO_INET, "inet"), (uapi::NFPROTO_IPV4, "ip"), (uapi::NFPROTO_IPV6, "ip6")];
-/// The maximum number of chains that are read. The number is limited, because some firewalls have thousands of chains.
+/// The maximum number of chains whose rules are read. The number is limited, because some firewalls have thousands of
+/// chains.
 const MAX_CHAINS: usize = 500;
 /// The prefixes of the names that the kernel gives to anonymous sets and maps. An anonymous set or map belongs to a
 /// single rule.
 const ANONYMOUS: [&str; 2] = ["__set", "__map"];
 
-/// Reads the filter chains of the forward hook, and the chains to which their rules jump, directly or through other
-/// chains; at most [`MAX_CHAINS`] chains in total.
+/// Reads the filter chains of the forward hook, and all chains to which rules jump from these chains, directly or
+/// through other chains. Reads the rules of at most [`MAX_CHAINS`] chains.
 ///
 /// # Errors
 ///
@@ -269,7 +270,7 @@ impl Draft {
                     Some(Rule { conditions, verdict: element.verdict.clone()? })
                 })),
                 (None, false) => self.conditions.push(Condition::unclear()),
-                // The elements of a named verdict map are unknown, so the rule counts as a rule that may accept the
+                // The elements of a named verdict map are not read, so the rule counts as a rule that may accept the
                 // packet.
                 (None, true) => {
                     let conditions = [self.conditions.clone(), vec![Condition::unclear()]].concat();

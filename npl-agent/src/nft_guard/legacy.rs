@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the rules of legacy iptables by the socket options of `linux/netfilter_ipv4/ip_tables.h`, because no library
-//! of this project reads these rules. Reading the rules requires only `CAP_NET_ADMIN`.
+//! that this project uses reads these rules. Reading the rules requires only `CAP_NET_ADMIN`.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
@@ -81,9 +81,9 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
     Err(io::Error::new(io::ErrorKind::WouldBlock, text))
 }
 
-/// Returns whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. In the
-/// kernel's layout, a name is at the beginning of a field. A match therefore counts only if the byte before it is a
-/// control character (below 0x20), so that the prefix is not found in the middle of a longer name.
+/// Returns whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. The prefix
+/// counts only after a control character (below 0x20): in the kernel's layout, a name is at the beginning of a field,
+/// and a printable character before the prefix means that the prefix is in the middle of a longer text.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();
     let mut ends = rules.windows(prefix.len() + 1);

@@ -5,9 +5,9 @@
 //! NPL translates a request before kernel conntrack tracks the request, so the kernel's conntrack entry is for a
 //! connection from the client to the Pod. After this entry has timed out, the Pod's next packet creates an entry for a
 //! connection from the Pod to the client. A masquerade rule for packets that leave Pods matches the packet, and
-//! replaces its source by a node address and a port that kernel conntrack chooses. The client knows no connection with
-//! this port, and rejects the packet. The chain `replies` runs before masquerade rules and keeps the source address and
-//! port. See design note 15 in `docs/design/`.
+//! replaces the packet's source address and port by a node address and a port that kernel conntrack chooses. The client
+//! knows no connection with this port, and rejects the packet. The chain `replies` runs before masquerade rules and
+//! keeps the source address and port. See design note 15 in `docs/design/`.
 //!
 //! Some CNIs mark connections to a Node address, so that replies of a Pod with its own policy route leave through the
 //! Node's uplink. A CNI does not mark a request that NPL has translated, because the destination of the request is then
@@ -103,8 +103,8 @@ impl Guard {
             warn!(
                 see = pages::url(&pages::of_check("nft_guard")),
                 err = %error,
-                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded after kernel \
-                 conntrack has timed out their connection; raise the limit of threads and restart the agent"
+                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded after their kernel \
+                 conntrack entry has timed out; raise the limit of threads and restart the agent"
             );
         }
         Self { updates: Some(updates), thread: thread.ok() }
@@ -116,7 +116,7 @@ impl Guard {
         self.send(Update::All(mapped.collect()));
     }
 
-    /// If the op wrote or removed a mapping, passes the mapping to the thread that maintains the table.
+    /// If the operation `op` wrote or removed a mapping, passes the mapping to the thread that maintains the table.
     pub fn record(&self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
@@ -127,8 +127,8 @@ impl Guard {
         }
     }
 
-    /// Passes the wanted connection marks to the thread that maintains the table. Before the first call, the thread
-    /// keeps the marking rules that the table has.
+    /// Passes the wanted connection marks to the thread that maintains the table. Until the first call, the thread
+    /// keeps the table's present marking rules.
     pub fn mark(&self, markings: &BTreeSet<Marking>) {
         self.send(Update::Markings(markings.clone()));
     }
@@ -193,7 +193,8 @@ pub fn read_state() -> io::Result<TableState> {
     Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
 }
 
-/// Returns whether other software on the Node masquerades, and whether NPL's table exempts replies from masquerading.
+/// Returns whether other software on the Node may masquerade, because it has source NAT chains or a legacy `nat` table,
+/// and whether NPL's table exempts replies from masquerading.
 ///
 /// # Errors
 ///
@@ -216,7 +217,8 @@ pub fn rule_names() -> io::Result<RuleNames> {
     names::read()
 }
 
-/// Reads the chains of the Node's firewall that process forwarded packets; empty if the kernel has no nftables.
+/// Reads the nftables chains of the Node's firewall that process forwarded packets; empty if the kernel has no
+/// nftables. Legacy iptables is only checked for a `filter` table, whose rules are not read.
 ///
 /// # Errors
 ///
@@ -235,12 +237,14 @@ struct Worker {
     mapped: BTreeMap<Frontend, PodEndpoint>,
     /// The wanted connection marks; `None` until the first survey of the network.
     markings: Option<BTreeSet<Marking>>,
-    /// The content that the table had after its last successful check or update; `None` if the table does not exist.
+    /// The content that the table had after its last successful check or update; `None` if the table does not exist, or
+    /// if the last check or update failed.
     installed: Option<Content>,
     /// Whether the last check found that replies must be exempted from masquerading, for example because the Node has
     /// source NAT rules.
     was_needed: bool,
-    /// Whether the last change of the table failed. Of several failures in succession, the agent logs only the first.
+    /// Whether the last check or update of the table failed. Of several failures in succession, the agent logs only the
+    /// first.
     is_failing: Last<bool>,
     /// Whether the table exempts endpoints from masquerading. The agent logs only a change of this value.
     keeps_sources: Last<bool>,
@@ -276,7 +280,7 @@ impl Worker {
                         see = pages::url(&pages::of_check("nft_guard")),
                         %err,
                         "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until an update \
-                         succeeds, replies may be masqueraded after kernel conntrack has timed out their connection, and \
+                         succeeds, replies may be masqueraded after their kernel conntrack entry has timed out, and \
                          replies of Pods with their own policy route may leave through another device; check that the \
                          agent has CAP_NET_ADMIN and that no other software locks nftables",
                         RETRY_AFTER.as_secs()
@@ -318,7 +322,7 @@ impl Worker {
         let is_needed = self.is_needed()?;
         let connection = match Connection::open() {
             // A kernel without nftables cannot have the table. The missing table is an error only if legacy iptables
-            // masquerades, or in the mode `On`.
+            // has a `nat` table, or if the mode is `On`.
             Err(error) if !is_needed && table::is_unknown(&error) => {
                 self.installed = None;
                 return Ok(());
@@ -337,7 +341,8 @@ impl Worker {
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
                 info!(
-                    "removed nftables table {TABLE}: the Node has no source NAT rules, and reply routing needs no marks"
+                    "removed nftables table {TABLE}: --nft-guard is off, or the Node has no source NAT rules and reply \
+                     routing needs no marks"
                 );
             }
             self.log(&Content::default());

@@ -71,8 +71,8 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
 /// Builds the rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct
 /// mark & ~MASK | MARK`, or the corresponding rule for IPv6.
 ///
-/// The rule compares the mark first, because the lookup in the set takes longer. The rule also applies to packets of
-/// existing connections, so that UDP flows that began before the rule was installed are also marked.
+/// The rule compares the mark first, because the lookup in the set takes longer. The rule also matches packets of
+/// existing connections, so that UDP flows that began before the rule was installed get the mark.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -195,7 +195,7 @@ mod tests {
             }
             let other = marks(&Marking { mark: Mark::new(0x80, 0x80).unwrap(), ..marking });
             let mixed = [&rule[..11], &other[11..]].concat();
-            assert_eq!(read_marking(&bytes(&mixed)), None, "the rule sets another mark than it compares");
+            assert_eq!(read_marking(&bytes(&mixed)), None, "the rule sets a different mark than it compares");
         }
         assert_eq!(read_marking(&bytes(&keeps_source(SHAPES[0]))), None);
         assert_eq!(read_marking(&[]), None);

@@ -142,8 +142,8 @@ pub(super) mod conntrack {
     pub(in super::super) const TCP_STATE: u16 = 1;
     /// The states of TCP connections that have ended: `TCP_CONNTRACK_TIME_WAIT` and `TCP_CONNTRACK_CLOSE`.
     pub(in super::super) const ENDED: [u8; 2] = [7, 8];
-    /// `IPS_ASSURED`: for UDP, the flow is a stream. Kernels before Linux 5.16, except 5.10.80 and later 5.10 releases,
-    /// also set this status for a flow with a packet after its first reply.
+    /// `IPS_ASSURED`: a UDP flow with this status is a stream. Kernels before Linux 5.16, except 5.10.80 and later 5.10
+    /// releases, set this status already at the first packet after the first reply.
     pub(in super::super) const ASSURED: u32 = 1 << 2;
     /// `IPS_DST_NAT`: the connection's destination is translated.
     pub(in super::super) const DESTINATION_NAT: u32 = 1 << 5;

@@ -13,8 +13,8 @@ use crate::core::{
     pages,
 };
 
-/// Raises the soft limit of open files to the hard limit, and returns the hard limit. The soft limit is often 1024,
-/// systemd's default, which containers inherit unless the runtime's unit sets another one.
+/// Raises the soft limit of open files to the hard limit, and returns the hard limit. The soft limit is often 1024:
+/// containers inherit this default of systemd unless the unit of the container runtime sets a different limit.
 ///
 /// # Errors
 ///
@@ -22,13 +22,12 @@ use crate::core::{
 pub fn raise_soft_limit() -> Result<u64, Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    debug!(from = soft, to = hard, "soft limit of open files raised");
+    debug!(from = soft, to = hard, "raised the soft limit of open files");
     Ok(hard)
 }
 
-/// Raises the soft limit of open files to the hard limit. Logs a warning if the port range needs more open files than
-/// the hard limit. Containers inherit systemd's default soft limit of 1024 unless the runtime's unit sets another one;
-/// 1024 is too low for the sockets that reserve the node ports.
+/// Raises the soft limit of open files to the hard limit, because the usual soft limit of 1024 is too low for the
+/// sockets that reserve the node ports. Logs a warning if the port range needs more open files than the hard limit.
 pub fn raise_open_files(settings: &Settings) {
     match raise_soft_limit() {
         Ok(limit) => {

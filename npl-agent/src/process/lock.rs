@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lock for each BPF file system, so that only one process at a time changes the datapath: `npl-agent run`, `load` or
-//! `cleanup`.
+//! A lock for each BPF file system. Because of this lock, only one process at a time changes the datapath: `npl-agent
+//! run`, `load` or `cleanup`.
 //!
 //! The lock is a `flock` on the directory of pinned maps and programs, which only root can open. An abstract Unix
 //! socket would not be a safe lock, because every Pod on the host network could bind that socket.
@@ -63,11 +63,11 @@ pub fn take(bpffs: &Path) -> Result<Lock, LockError> {
     take_within(bpffs, Duration::ZERO)
 }
 
-/// Like [`take`], but waits for a time until the other process ends.
+/// Like [`take`], but waits at most `limit` until the process that holds the lock ends.
 ///
 /// # Errors
 ///
-/// As [`take`].
+/// The errors of [`take`].
 pub fn take_within(bpffs: &Path, limit: Duration) -> Result<Lock, LockError> {
     let folder = bpffs.join(PIN_ROOT);
     let started = Instant::now();

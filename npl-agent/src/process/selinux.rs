@@ -6,7 +6,7 @@ use std::fs;
 
 /// The file that contains 1 if SELinux enforces its policy, and 0 otherwise. The file is absent in most containers.
 const ENFORCE: &str = "/sys/fs/selinux/enforce";
-/// The file with the security label of this process: a label of SELinux or of AppArmor, or empty.
+/// The file with the security label of this process: a label of SELinux or of AppArmor, or an empty text.
 const LABEL: &str = "/proc/self/attr/current";
 
 /// Returns the SELinux type of this process; `None` if SELinux is absent or known to be permissive.

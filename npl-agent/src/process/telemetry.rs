@@ -14,8 +14,8 @@ use crate::core::pages;
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
-/// The default log filter. The library kube is excluded, because it logs every failed request at level `error`. The
-/// agent logs failed requests itself, and states the effect.
+/// The default log filter. The filter excludes the library kube, because kube logs every failed request at level
+/// `error`. The agent logs failed requests itself, with the effect of the failure.
 #[cfg(not(feature = "trace"))]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 /// The default filter of the trace build, which includes the logs of the kernel programs.

@@ -2,9 +2,9 @@
 //! Reserves node ports: the agent binds a socket to each node port, so that no other process can use the port.
 //!
 //! A TCP socket is bound without `SO_REUSEADDR`, so no other process can bind the port. The agent does not call
-//! `listen`, so the kernel still answers a client of a port without a mapping with an RST.
+//! `listen`, so the kernel still answers a SYN to a port without a mapping with an RST.
 //!
-//! As long as the kernel has not loaded SCTP, no process has bound an SCTP port, and the agent reserves SCTP ports
+//! As long as the kernel has not loaded SCTP, no process can have bound an SCTP port, so the agent reserves SCTP ports
 //! without a socket. Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
 
 use std::{
