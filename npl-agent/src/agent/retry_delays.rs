@@ -32,7 +32,7 @@ pub enum RetryAdvice {
     Denied,
 }
 
-/// For each node port and each Pod: the number of its operations that have failed in succession.
+/// The back-off of each node port and each Pod whose operations fail.
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
@@ -103,9 +103,9 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, which is at least `at_least`, plus a random time. The random time spreads the retries: an API server
-/// that rejected half of forty simultaneous patches would also reject half of their simultaneous retries. The library
-/// backon's own random time is not used, because it would not be added to `at_least`.
+/// The next delay of the back-off, at least `at_least`, plus a random time of at most half this delay. The random time
+/// spreads the retries: an API server that rejected half of forty simultaneous patches would also reject half of their
+/// simultaneous retries. The library backon's own random time is not used, because it would not be added to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

@@ -20,14 +20,14 @@ use crate::{
     datapath::{DatapathError, Tables},
 };
 
-/// The time from a change of a Pod or Service to the update of the Services whose traffic is measured.
+/// The delay from a change until the meter learns which Service each mapping belongs to now.
 const UPDATE_DELAY: Duration = Duration::from_millis(200);
 
-/// Updates the Service of each mapping in the meter. Does nothing without `--service-metrics`.
+/// Updates in the meter which Service each mapping belongs to. Does nothing without `--service-metrics`.
 #[derive(Debug)]
 pub(super) struct MeterUpdates {
     meter: Option<ServiceMeter>,
-    /// When to compare the Services of the mappings with those of the meter; `None` if nothing has changed.
+    /// When to update the Services of the mappings in the meter; `None` if nothing has changed.
     due: Option<Instant>,
 }
 
@@ -102,7 +102,7 @@ impl ServiceMeter {
         Ok(())
     }
 
-    /// Sets the Service port of each mapping. If a mapping gets another Service port or is gone, reads the counters
+    /// Sets the Service port of each mapping. If a mapping gets another Service port or was removed, reads the counters
     /// first.
     fn update_owners(
         &self,

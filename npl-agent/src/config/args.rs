@@ -129,7 +129,7 @@ pub enum Command {
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSets, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs this command.
     Retire(RetireArgs),
-    /// The echo server and client in the Pods of `kubectl npl test`.
+    /// Run the echo server or an echo client in a Pod of `kubectl npl test`.
     #[command(hide = true, subcommand)]
     Echo(EchoCommand),
     /// The hidden commands that generate files.
@@ -179,8 +179,9 @@ pub struct RunArgs {
     pub protocols: BTreeSet<Protocol>,
 
     /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each
-    /// device with a published address of the Node or a default route, each tunnel, and each device with another global
-    /// address that does not lead to Pods; the selection changes with the Node's devices.
+    /// tunnel, and each device through which clients may reach the Node, for example a device with a published address
+    /// of the Node, a default route or another global address. Devices that only lead to Pods are not selected. The
+    /// selection changes with the Node's devices.
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto", value_parser = value::devices)]
     pub devices: DeviceSelection,
 
@@ -235,8 +236,8 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
     pub service_selector: Option<String>,
 
-    /// Write entries with the fields of this Antrea version, for load balancers that read its annotation: v1.7, v2.0 or
-    /// v2.6.
+    /// Write entries with the fields of this Antrea version, for load balancers that read Antrea's annotation: v1.7,
+    /// v2.0 or v2.6.
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
 
@@ -303,9 +304,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_RETIRE")]
     pub retire: bool,
 
-    /// Listen in this folder on the Unix socket `agent.sock`, from which the other commands read the agent's state as
-    /// root. The agent creates the folder with mode 0700. If the agent cannot create the folder, the agent works, but
-    /// the commands show no names.
+    /// Listen in this folder on the Unix socket `agent.sock`. The other commands, run as root, read the agent's state
+    /// from this socket. The agent creates the folder with mode 0700. If the agent cannot create the folder, the agent
+    /// works without the socket, and the commands show no names.
     #[arg(
         long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR,
         value_parser = PathBufValueParser::new().try_map(value::directory)
@@ -451,23 +452,23 @@ pub struct FlowsArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Show the flows to Pods of this namespace only.
+    /// Show only the flows to Pods of this namespace.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Show the flows to Pods whose name begins with this text.
+    /// Show only the flows to Pods whose name begins with this text.
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
-    /// Show the flows of clients with this address or in this range.
+    /// Show only the flows of clients with this address or in this range.
     #[arg(long, value_name = "IP|CIDR")]
     pub client: Option<SourceRange>,
 
-    /// Show the flows of this node port.
+    /// Show only the flows of this node port.
     #[arg(long, value_name = "PORT")]
     pub node_port: Option<u16>,
 
-    /// Show the flows of this protocol: tcp, udp or sctp.
+    /// Show only the flows of this protocol: tcp, udp or sctp.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
 }
@@ -508,11 +509,11 @@ pub struct MappingsArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Show the mappings of this namespace only.
+    /// Show only the mappings of Pods in this namespace.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Show the mappings of Pods whose name begins with this text.
+    /// Show only the mappings of Pods whose name begins with this text.
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
@@ -520,12 +521,12 @@ pub struct MappingsArgs {
     #[arg(long, value_name = "NAME")]
     pub service: Option<String>,
 
-    /// Show the mappings of this node port.
+    /// Show only the mappings of this node port.
     #[arg(long, value_name = "PORT")]
     pub node_port: Option<u16>,
 
-    /// Show the node ports in these states, separated by commas: reserved, live, published, draining, quarantined or
-    /// host-port.
+    /// Show only the node ports in these states, separated by commas: reserved, live, published, draining, quarantined
+    /// or host-port.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub state: Vec<PortState>,
 
