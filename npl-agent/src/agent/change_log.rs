@@ -125,8 +125,8 @@ impl ChangeLog {
                 see = pages::url(pages::ABI_UPGRADE),
                 iface,
                 "the programs and maps of an earlier agent stay, because only they serve this device: this agent's \
-                programs could not be attached to the device, and another log line of the device states why; the agent \
-                tries again at each resync"
+                 programs could not be attached to the device, and another log line of the device states why; the agent \
+                 tries again at each resync"
             );
         }
     }

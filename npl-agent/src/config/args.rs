@@ -92,9 +92,10 @@ pub enum Command {
     /// running agent; without an agent, only the mappings in the kernel's maps are shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
-    /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
-    /// Marks the first condition that does not hold, and names the section of the documentation about this condition.
-    /// Exits with 0 if every condition holds, 1 if a condition does not hold, 2 without a running agent.
+    /// Explain why a Pod or a Service is served or not: print the conditions in order, from the state of the agent to
+    /// the packets of the node port. Marks the first condition that does not hold, and names the section of the
+    /// documentation about this condition. Exits with 0 if every condition holds, 1 if a condition does not hold, 2
+    /// without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most

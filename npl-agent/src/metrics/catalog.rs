@@ -85,7 +85,7 @@ meanings! {
         RecentTraffic: "Within about the last two minutes, the node port received a packet while it had no mapping, or a \
                         mapping of the port was removed; the agent tries another node port.",
         Retry: "The operation failed, and the agent retries the operation after a back-off; the agent's log has the \
-        error.",
+                error.",
         Gone: "The Pod is deleted.",
     }
     PATCH_OUTCOMES of PatchOutcome {
@@ -206,7 +206,7 @@ const fn of_service(last: Label) -> [Label; 5] {
         Label { name: "service_name", values: Values::Names("Name of the Service, or `_other`.") },
         Label {
             name: "pod_port",
-            values: Values::Names("Number of the Pod port to which the Service leads, or `_other`."),
+            values: Values::Names("Number of the Pod port to which the Service sends traffic, or `_other`."),
         },
         Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp`, `sctp` or `_other`.") },
         last,

@@ -70,7 +70,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         wait: "5m",
         severity: "warning",
         summary: "The last pass of the agent of {{ $labels.instance }} without a failed operation ended {{ $value | \
-        humanizeDuration }} ago.",
+                  humanizeDuration }} ago.",
     },
     Alert {
         name: "NPLAnnotationsRefused",
@@ -85,7 +85,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         wait: "10m",
         severity: "warning",
         summary: "The publication of one in ten annotations of {{ $labels.instance }} takes {{ $value | \
-        humanizeDuration }} or longer.",
+                  humanizeDuration }} or longer.",
     },
     Alert {
         name: "NPLApiServerFailing",
@@ -128,7 +128,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         wait: "10m",
         severity: "warning",
         summary: "The replica {{ $labels.instance }} of npl-feed cannot be scraped: load balancers may have no replica \
-        to read from.",
+                  to read from.",
     },
     Alert {
         name: "NPLFeedWatchFailing",
@@ -150,7 +150,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         wait: "0m",
         severity: "warning",
         summary: "An xDS client of {{ $labels.instance }} (npl-feed) rejects resources ({{ $labels.type }}) and \
-        continues to use their previous versions.",
+                  continues to use their previous versions.",
     },
     Alert {
         name: "NPLFeedQueriesFailing",
@@ -158,7 +158,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         wait: "5m",
         severity: "warning",
         summary: "{{ $labels.instance }} (npl-feed) answers DNS queries with SERVFAIL: load balancers that send these \
-        queries do not learn the members.",
+                  queries do not learn the members.",
     },
     Alert {
         name: "NPLFeedClientsRefused",

@@ -20,12 +20,13 @@ macro_rules! advice {
 advice! {
     NoMapping:
         cause "A load balancer with an outdated member, a port scan of the range, or a reply to a connection of the \
-        Node that uses a port of the range.",
+               Node that uses a port of the range.",
         action "Compare load balancer members with `npl-agent mappings`. A constant low rate is normal.";
     EarlyFragment:
         cause "A fragment arrived before the first fragment of its datagram.",
         action "None: NPL translates the saved copy of the fragment when the first fragment arrives. If datagrams are \
-        lost while the counter grows, see [fragmented UDP](../troubleshoot.md#published-but-clients-do-not-connect).";
+                lost while the counter grows, see [fragmented \
+                UDP](../troubleshoot.md#published-but-clients-do-not-connect).";
     Truncated:
         cause "The packet ends before its transport header is complete.",
         action "None: the sender is faulty, or scans ports.";
@@ -46,8 +47,8 @@ advice! {
         action "None: the router that sent the error is faulty, or the error is forged.";
     SctpFragment:
         cause "NPL cannot determine the length of a fragmented SCTP packet from its first fragment, because none of \
-        the first six chunks extends beyond this fragment. The fragment also cannot wait in the reassembly buffer for \
-        the last fragment, because the slot is occupied, or the frame is longer than 2024 bytes.",
+               the first six chunks extends beyond this fragment. The fragment also cannot wait in the reassembly \
+               buffer for the last fragment, because the slot is occupied, or the frame is longer than 2024 bytes.",
         action "Lower the SCTP sender's MTU.";
     SourceRefused:
         cause "The source is not in `allowed-source-ranges` of any Service of the mapping.",

@@ -283,8 +283,8 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Tr
     Ok(endpoints)
 }
 
-/// Returns the addresses of the Pods to which a node port leads. A reply that is not translated yet does not contain
-/// the node port, so the filter selects such a reply by the Pod's address.
+/// Returns the addresses of the Pods to which a node port is mapped. A reply that is not translated yet does not
+/// contain the node port, so the filter selects such a reply by the Pod's address.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))
