@@ -27,7 +27,7 @@ use crate::{
     sockets::{Reservations, ReserveError},
 };
 
-/// Why an op of the core failed.
+/// Why an [`Op`] that the core has planned failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// An operation on a BPF map failed.

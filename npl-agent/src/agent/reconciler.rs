@@ -91,7 +91,7 @@ pub struct Reconciler {
     /// Whether this agent has ever attached programs to a device through which clients reach the Node. While this is
     /// false, no node port is published.
     was_attached: bool,
-    /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
+    /// The names, by ifindex, of the uplinks to which the programs could not be attached after the last survey.
     unattached: BTreeMap<u32, String>,
     /// Whether this agent still has to look for programs and maps of earlier agents. Every resync sets the flag again,
     /// so that the agent tries a failed or postponed removal again.

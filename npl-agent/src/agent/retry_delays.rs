@@ -50,7 +50,8 @@ struct Failures {
 }
 
 impl RetryDelays {
-    /// The delay after a failure of an op, which grows with each consecutive failure.
+    /// Counts a failure of an op, and returns the delay before the retry. The delay grows with each consecutive
+    /// failure.
     pub fn after_failure(&mut self, op: &Op, advice: RetryAdvice) -> Duration {
         let failures = self.0.entry(RetryTarget::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
         let at_least = match advice {
@@ -71,7 +72,7 @@ impl RetryDelays {
         self.0.remove(&RetryTarget::of(op));
     }
 
-    /// Whether no failure of any node port or Pod is counted.
+    /// Whether no failures are counted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -20,10 +20,10 @@ use crate::{
     datapath::{DatapathError, Tables},
 };
 
-/// The delay from a change until the meter learns which Service each mapping belongs to now.
+/// The delay from a change of Pods, Services or mappings until the Services of the mappings are updated in the meter.
 const UPDATE_DELAY: Duration = Duration::from_millis(200);
 
-/// Updates in the meter which Service each mapping belongs to. Does nothing without `--service-metrics`.
+/// Keeps the Services of the mappings in the meter up to date. Does nothing without `--service-metrics`.
 #[derive(Debug)]
 pub(super) struct MeterUpdates {
     meter: Option<ServiceMeter>,
@@ -41,7 +41,7 @@ impl MeterUpdates {
         self.meter.as_ref().map_or(Ok(()), |meter| meter.measure(tables))
     }
 
-    /// Makes an update due within [`UPDATE_DELAY`].
+    /// Schedules an update after [`UPDATE_DELAY`], unless an update is already scheduled.
     pub(super) fn update_soon(&mut self) {
         if self.meter.is_some() {
             self.due.get_or_insert_with(|| Instant::now() + UPDATE_DELAY);

@@ -498,7 +498,7 @@ pub struct BundleArgs {
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
-    /// Include all flows, which name the addresses of clients.
+    /// Include all flows. Flows contain the addresses of clients.
     #[arg(long)]
     pub flows: bool,
 }

@@ -242,7 +242,7 @@ pub struct ClusterBundleArgs {
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
-    /// Include all flows of each Node, which name the addresses of clients.
+    /// Include all flows of each Node. Flows contain the addresses of clients.
     #[arg(long)]
     pub flows: bool,
 

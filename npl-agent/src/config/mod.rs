@@ -42,7 +42,7 @@ pub struct Config {
     pub kubeconfig: Option<PathBuf>,
     /// The settings on which the decisions about node ports depend.
     pub settings: Settings,
-    /// The devices on which requests arrive.
+    /// The devices on which the programs translate packets.
     pub devices: DeviceSelection,
     /// How translated packets reach the Pod.
     pub forwarding: Forwarding,

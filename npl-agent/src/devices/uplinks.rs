@@ -41,11 +41,12 @@ pub struct Uplinks {
 /// The decisions about devices, and the result of applying the decisions.
 #[derive(Debug)]
 pub struct DeviceReport {
-    /// The numbers of chosen devices on which the programs are attached, and on which they could not be attached.
+    /// The number of chosen devices to which the programs are attached, and the number of those to which the programs
+    /// could not be attached.
     pub coverage: Coverage,
     /// Whether clients can reach the Node through a device to which programs are attached.
     pub reaches_clients: bool,
-    /// The uplinks on which the programs could not be attached: their names by ifindex.
+    /// The names, by ifindex, of the uplinks to which the programs could not be attached.
     pub unattached: BTreeMap<u32, String>,
     /// The decision on every device: whether and why the programs are attached.
     pub decisions: DeviceDecisions,

@@ -188,7 +188,7 @@ pub enum OpName {
     UpsertMapping,
     /// Write or remove an annotation.
     Annotate,
-    /// Set a readiness gate.
+    /// Set the condition of a Pod's readiness gate.
     OpenGate,
     /// Remove a mapping.
     RemoveMapping,

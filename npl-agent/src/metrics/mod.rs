@@ -254,7 +254,8 @@ impl Metrics {
         }
     }
 
-    /// Sets the numbers of selected devices on which the programs are attached, and on which attaching failed.
+    /// Sets the number of selected devices to which the programs are attached, and the number of those to which the
+    /// programs could not be attached.
     pub fn set_devices(&self, coverage: Coverage) {
         let Coverage { attached, failed } = coverage;
         for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {

@@ -31,7 +31,8 @@ use crate::{
     local,
 };
 
-/// How many times the command extends the trace filter's lease within the duration of one lease.
+/// How many times the command extends tracing within [`TRACE_LEASE`]. Without an extension within this time, the
+/// programs turn tracing off.
 const EXTENSIONS: u32 = 3;
 /// How long an interrupted command waits for the reader of the output to read the remaining trace records.
 const READER: Duration = Duration::from_millis(500);

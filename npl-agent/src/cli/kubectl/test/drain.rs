@@ -97,9 +97,9 @@ pub(super) struct Test<'a> {
 }
 
 /// Withdraws the node ports of all echo Pods, and tests during and after the drain whether connections on the path
-/// `working` are served. `working` is the first TCP path from a client Pod whose test has passed. If a step of the
-/// drain test returns an error, the returned rows contain the error, so that the results of the earlier tests are still
-/// printed.
+/// `working` are served. Of the TCP paths from client Pods, `working` is the first whose test has passed. If a step of
+/// the drain test returns an error, the returned rows contain the error, so that the results of the earlier tests are
+/// still printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
