@@ -83,9 +83,9 @@ const MAPPINGS_EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
-    /// Show whether this Node serves its node ports, and if not, why: agent, API server, devices, ports, maps, packets
-    /// that were not translated. Exits with 0 if the Node is healthy, 1 if traffic is at risk, 2 if the state of the
-    /// Node cannot be read.
+    /// Show whether this Node serves its node ports, and if not, why. Shows the state of the agent, the API server,
+    /// devices, ports and maps, and packets that were not translated. Exits with 0 if the Node is healthy, 1 if traffic
+    /// is at risk, 2 if the state of the Node cannot be read.
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
@@ -107,8 +107,9 @@ pub enum Command {
     /// their packets already have the Pod's address, and are shown with the verdict `unrelated` or not at all.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
-    /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets
-    /// that were not translated, problems.
+    /// Show the busiest mappings of this Node on a terminal, with packets and new flows per second, packets that were
+    /// not translated, and problems. Updates the screen at an interval. A terminal of 80 columns and 24 lines is
+    /// sufficient.
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,

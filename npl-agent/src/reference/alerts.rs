@@ -48,7 +48,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: "npl_ready == 0",
         wait: "10m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} is not ready: new Pods get no node port.",
+        summary: "The agent of {{ $labels.instance }} is not ready: new Pods may get no node port.",
     },
     Alert {
         name: "NPLAgentDown",
