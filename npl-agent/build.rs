@@ -2,8 +2,8 @@
 //! Copies the object file of the kernel programs to `$OUT_DIR/npl.bpf.o`, which the crate includes.
 //!
 //! `cargo xtask build-ebpf` builds the object with a separate compiler. Without the object, the crate embeds an empty
-//! file, so that checks and unit tests need no eBPF toolchain. An agent with an empty file exits with an error at
-//! start.
+//! file, so that checks and unit tests need no eBPF toolchain. An agent that embeds the empty file exits with an error
+//! at its start.
 
 use std::env;
 use std::error::Error;

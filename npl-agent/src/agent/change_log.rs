@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs changes of readiness, problems, devices, next hops, kernel conntrack settings, reply routes and local clients,
-//! each change once.
+//! Logs each change of the agent's state once, for example of the problems or the devices. Also logs failed operations,
+//! each kind at most once per minute.
 
 use std::{
     borrow::Cow,
@@ -40,7 +40,7 @@ use crate::{
 /// logged.
 #[derive(Debug)]
 pub struct ChangeLog {
-    /// The current problems, which the sender of Kubernetes Events reads.
+    /// The current problems, which the recorder of Kubernetes Events reads.
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
     retries: Throttles<OpName>,
@@ -96,12 +96,13 @@ impl ChangeLog {
         }
     }
 
-    /// Logs the prerequisites for which the first reconciliation still waits, each time these prerequisites change.
+    /// Logs the prerequisites that the agent still lacks before it publishes node ports, each time the set of missing
+    /// prerequisites changes.
     pub(crate) fn log_readiness(&mut self, state: &PlannerState) {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
             for prerequisite in &missing {
-                info!("waiting for {prerequisite}; no node port is published until then");
+                info!("no node port is published yet: waiting for {prerequisite}");
             }
             if missing.is_empty() {
                 info!("Pods, Services and Node are known: publishing mappings");
@@ -124,7 +125,7 @@ impl ChangeLog {
                 see = pages::url(pages::ABI_UPGRADE),
                 iface,
                 "the programs and maps of an earlier agent stay, because only they serve this device: this agent's \
-                 programs could not be attached to the device, for the reason in the device's log line; the agent \
+                 programs could not be attached to the device, and another log line of the device states why; the agent \
                  tries again at each resync"
             );
         }
@@ -147,8 +148,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs that another process holds a node port that usually is in a Pod's annotation already. The warning is logged
-    /// at most once per minute, because Antrea's agent, for example, holds the node ports of all Pods.
+    /// Logs that another process holds a node port, which a Pod's annotation usually contains already. The warning is
+    /// logged at most once per minute, because Antrea's agent, for example, holds the node ports of all Pods.
     pub(crate) fn log_taken(&mut self, op: &Op, error: &OpError, now: Moment) {
         let err = ErrorChain(error);
         let Some(left_out) = self.retries.acquire(OpName::of(op), now) else {
@@ -163,8 +164,8 @@ impl ChangeLog {
         );
     }
 
-    /// Logs new problems, and passes all problems on to Events and metrics. Does nothing if the problems are those of
-    /// the previous pass, as in most passes.
+    /// Logs new problems, and passes all problems on to Events and metrics. Does nothing if the problems have not
+    /// changed since the previous pass, as is usual.
     pub(crate) fn log_problems(&mut self, state: &PlannerState, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
@@ -206,7 +207,10 @@ impl ChangeLog {
                     "the local clients that --cgroup and --local-clients select can connect to node ports"
                 );
                 if !has_loopback {
-                    info!("node ports do not answer on loopback addresses, which requires Linux 5.14 or newer");
+                    info!(
+                        "local clients cannot reach node ports through loopback addresses, because this requires \
+                         Linux 5.14 or newer"
+                    );
                 }
             }
             Err(err) => warn!(
@@ -218,7 +222,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs changes of the Node's devices.
+    /// Logs the changes in the report of a survey: devices, next hops, kernel conntrack settings, reply routes and XDP.
     pub(crate) fn log_devices(&mut self, report: DeviceReport) {
         let DeviceReport {
             coverage: _,

@@ -27,7 +27,7 @@ use crate::{
     sockets::{Reservations, ReserveError},
 };
 
-/// Why an op of the core failed.
+/// Why an [`Op`] that the core has planned failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// An operation on a BPF map failed.
@@ -71,7 +71,7 @@ pub struct Executor {
     writes: Writes,
     delays: RetryDelays,
     /// The node port range; `None` after this agent has written its first mappings. Before and after the agent writes
-    /// these mappings, it records the connections to ports of the range that other software translates.
+    /// these mappings, the agent records the connections to ports of the range that other software translates.
     unread_range: Option<PortRange>,
 }
 
@@ -122,8 +122,8 @@ impl Executor {
 
     /// Records the connections that rules of other software, such as Antrea's, translate, so that NPL does not
     /// translate them. Without the records, NPL would translate the next packet of such a connection before kernel
-    /// conntrack tracks it. Kernel conntrack would then see a second connection with the same reply tuple, and change
-    /// the client port of the packet, so that the Pod would reset the connection.
+    /// conntrack sees the packet. Kernel conntrack would then see a second connection with the same reply tuple, and
+    /// change the client port of the packet, so that the Pod would reset the connection.
     ///
     /// Until the mappings are written, the attached programs record each further connection themselves, when its first
     /// reply leaves the Node from the node port. An error affects only connections that other software translates, so
@@ -237,7 +237,7 @@ impl Executor {
     }
 
     /// Counts a failure of the op, and returns the delay before the agent retries the op. The delay grows with each
-    /// consecutive failure.
+    /// consecutive failure, and is zero if the Pod no longer exists.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
         let advice = match error {
             OpError::Patch(error) => match error.class() {

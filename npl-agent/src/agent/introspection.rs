@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers the commands that read the agent's state from its local socket.
+//! Answers commands that ask for the agent's state through the local socket.
 
 use tokio::sync::mpsc;
 

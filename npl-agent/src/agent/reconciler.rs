@@ -88,13 +88,13 @@ pub struct Reconciler {
     network_seen: Instant,
     /// The survey of the network that a separate task is making; `None` if no survey is in progress.
     survey: Option<SurveyTask>,
-    /// Whether programs were ever attached to a device through which clients reach the Node. Until then, no port is
-    /// published.
+    /// Whether this agent has ever attached programs to a device through which clients reach the Node. While this is
+    /// false, no node port is published.
     was_attached: bool,
-    /// The uplinks on which the programs could not be attached at the last survey: their names by ifindex.
+    /// The names, by ifindex, of the uplinks to which the programs could not be attached after the last survey.
     unattached: BTreeMap<u32, String>,
     /// Whether this agent still has to look for programs and maps of earlier agents. Every resync sets the flag again,
-    /// so a removal that failed or had to wait is tried again then.
+    /// so that the agent tries a failed or postponed removal again.
     has_predecessors: bool,
     /// Whether the routes to the Pods must be looked up again, because Pods or devices may have changed since the last
     /// look-up.
@@ -172,12 +172,12 @@ impl Reconciler {
         }
     }
 
-    /// Runs until the watches end, an essential adapter fails, or this Node is retired.
+    /// Runs until this Node is retired or a [`LoopError`] occurs.
     ///
     /// # Errors
     ///
-    /// If the watches end or an essential adapter fails. Dropping the future stops the loop, but the kernel programs
-    /// keep translating.
+    /// If the watches end, a BPF map cannot be accessed, or the Node's devices cannot be listed. Dropping the future
+    /// stops the loop, but the kernel programs keep translating.
     pub async fn run(
         mut self,
         mut changes: Receiver<Change>,
@@ -216,7 +216,7 @@ impl Reconciler {
             // `settle`, so that the programs are attached to new uplinks before node ports are published.
             self.follow_node_addresses().await?;
             self.follow_pod_routes().await?;
-            // A retiring agent publishes nothing, so it needs no device with programs.
+            // A retiring agent publishes nothing, so the agent does not wait until programs are attached to a device.
             if self.was_attached || self.state.is_retiring() {
                 self.settle()?;
                 if self.uplinks.are_out_of_date(&self.executor.datapath) {

@@ -32,7 +32,7 @@ pub enum RetryAdvice {
     Denied,
 }
 
-/// For each node port and each Pod: the number of its operations that have failed in succession.
+/// The back-off of each node port and each Pod whose operations fail.
 #[derive(Debug, Default)]
 pub struct RetryDelays(BTreeMap<RetryTarget, Failures>);
 
@@ -50,7 +50,8 @@ struct Failures {
 }
 
 impl RetryDelays {
-    /// The delay after a failure of an op, which grows with each consecutive failure.
+    /// Counts a failure of an op, and returns the delay before the retry. The delay grows with each consecutive
+    /// failure.
     pub fn after_failure(&mut self, op: &Op, advice: RetryAdvice) -> Duration {
         let failures = self.0.entry(RetryTarget::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
         let at_least = match advice {
@@ -71,7 +72,7 @@ impl RetryDelays {
         self.0.remove(&RetryTarget::of(op));
     }
 
-    /// Whether no failure of any node port or Pod is counted.
+    /// Whether no failures are counted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -103,9 +104,9 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, which is at least `at_least`, plus a random time. The random time spreads the retries: an API server
-/// that rejected half of forty simultaneous patches would also reject half of their simultaneous retries. The library
-/// backon's own random time is not used, because it would not be added to `at_least`.
+/// The next delay of the back-off, at least `at_least`, plus a random time of at most half this delay. The random time
+/// spreads the retries: an API server that rejected half of forty simultaneous patches would also reject half of their
+/// simultaneous retries. The library backon's own random time is not used, because it would not be added to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

@@ -20,14 +20,14 @@ use crate::{
     datapath::{DatapathError, Tables},
 };
 
-/// The time from a change of a Pod or Service to the update of the Services whose traffic is measured.
+/// The delay from a change of Pods, Services or mappings until the Services of the mappings are updated in the meter.
 const UPDATE_DELAY: Duration = Duration::from_millis(200);
 
-/// Updates the Service of each mapping in the meter. Does nothing without `--service-metrics`.
+/// Keeps the Services of the mappings in the meter up to date. Does nothing without `--service-metrics`.
 #[derive(Debug)]
 pub(super) struct MeterUpdates {
     meter: Option<ServiceMeter>,
-    /// When to compare the Services of the mappings with those of the meter; `None` if nothing has changed.
+    /// When to update the Services of the mappings in the meter; `None` if nothing has changed.
     due: Option<Instant>,
 }
 
@@ -41,7 +41,7 @@ impl MeterUpdates {
         self.meter.as_ref().map_or(Ok(()), |meter| meter.measure(tables))
     }
 
-    /// Makes an update due within [`UPDATE_DELAY`].
+    /// Schedules an update after [`UPDATE_DELAY`], unless an update is already scheduled.
     pub(super) fn update_soon(&mut self) {
         if self.meter.is_some() {
             self.due.get_or_insert_with(|| Instant::now() + UPDATE_DELAY);
@@ -102,7 +102,7 @@ impl ServiceMeter {
         Ok(())
     }
 
-    /// Sets the Service port of each mapping. If a mapping gets another Service port or is gone, reads the counters
+    /// Sets the Service port of each mapping. If a mapping gets another Service port or was removed, reads the counters
     /// first.
     fn update_owners(
         &self,

@@ -103,8 +103,9 @@ struct Memory {
 /// metrics.
 fn sweep_once(tables: &mut Tables, metrics: &Metrics, memory: &mut Memory) -> Result<usize, DatapathError> {
     // The counters of established flows are read before the entries. If an entry is added between the two reads, the
-    // sweep finds an entry that the counters lack, and the next estimate of evictions corrects the difference. If the
-    // entries were read first, an entry that is added between the two reads would appear to be evicted.
+    // sweep finds an entry that the counters do not count yet, and the next estimate of evictions corrects the
+    // difference. If the entries were read first, an entry that is added between the two reads would appear to be
+    // evicted.
     let established = [tables.totals(Family::V4)?.established_flows, tables.totals(Family::V6)?.established_flows];
     let mut swept = Vec::new();
     let mut removed = tables.remove_expired_flows(kernel_clock(), |family, flows| swept.push((family, flows)))?;

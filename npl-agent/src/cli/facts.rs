@@ -99,7 +99,7 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
     }
 }
 
-/// Returns the Pods that the agent does not publish because they are on the network of an uplink.
+/// Returns the Pods whose ports the agent does not publish, because the Pods are on the network of an uplink.
 fn pods_on_node_network(agent: &AgentView) -> BTreeSet<String> {
     let reason = EventReason::PodOnNodeNetwork.name();
     let refused = agent.refusals.iter().filter(|refusal| refusal.reason == reason);
@@ -112,7 +112,7 @@ fn differences(agent: &AgentView, inspection: &Inspection) -> BTreeSet<Inconsist
     check_node(agent, &mappings)
 }
 
-/// Returns those of the differences in `found` that last for [`SETTLE`]. A difference is normal for milliseconds after a
+/// Returns the differences in `found` that last for [`SETTLE`]. Differences are normal for some milliseconds after a
 /// change of a Pod or Service.
 async fn lasting(
     found: BTreeSet<Inconsistency>,

@@ -14,8 +14,8 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// The time for which the command waits until another agent ends. If a Node joins another group of Nodes, Kubernetes
-/// starts the Pod of one DaemonSet while the Pod of the other DaemonSet ends.
+/// The maximum time for which the command waits for another agent to end. If a Node joins another group of Nodes,
+/// Kubernetes starts the Pod of one DaemonSet while the Pod of the other DaemonSet ends.
 const PREVIOUS_AGENT: Duration = Duration::from_secs(10);
 
 /// Loads and pins every program that an agent on this Node may need. Programs that are already pinned are not loaded
@@ -36,8 +36,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     let _lock = match lock::take_within(&args.bpffs, PREVIOUS_AGENT) {
         Err(LockError::AlreadyRunning) => {
             bail!(
-                "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init \
-                 container loads them before the agent starts"
+                "load: an npl-agent runs on this Node and has loaded its programs; restart the agent's Pod, so that \
+                 the init container loads the programs before the agent starts"
             )
         }
         taken => taken?,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent retire`: lets the agent of every Node withdraw the node ports and remove NPL's kernel state. The Helm
+//! `npl-agent retire`: makes the agent of every Node withdraw the node ports and remove NPL's kernel state. The Helm
 //! chart runs this command before an uninstallation.
 
 use super::print;

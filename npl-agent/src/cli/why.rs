@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent why`: prints the conditions under which a Pod is served, in order from the Service to the last packet.
-//! Marks the first condition that does not hold.
+//! `npl-agent why`: prints the conditions under which a Pod is served, in order from the state of the agent to the
+//! packets of the node port. Marks the first condition that does not hold.
 
 use std::{fmt::Write as _, process::ExitCode, time::Duration};
 

@@ -83,18 +83,19 @@ const MAPPINGS_EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
-    /// Show whether this Node serves its node ports, and if not, why: agent, API server, devices, ports, maps, packets
-    /// that were not translated. Exits with 0 if the Node is healthy, 1 if traffic is at risk, 2 if the state of the
-    /// Node cannot be read.
+    /// Show whether this Node serves its node ports, and if not, why. Shows the state of the agent, the API server,
+    /// devices, ports and maps, and packets that were not translated. Exits with 0 if the Node is healthy, 1 if traffic
+    /// is at risk, 2 if the state of the Node cannot be read.
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
     /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
     /// running agent; without an agent, only the mappings in the kernel's maps are shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
-    /// Explain why a Pod or a Service is served or not: the chain of conditions from the Service to the last packet.
-    /// Marks the first condition that does not hold, and names the section of the documentation about this condition.
-    /// Exits with 0 if every condition holds, 1 if a condition does not hold, 2 without a running agent.
+    /// Explain why a Pod or a Service is served or not: print the conditions in order, from the state of the agent to
+    /// the packets of the node port. Marks the first condition that does not hold, and names the section of the
+    /// documentation about this condition. Exits with 0 if every condition holds, 1 if a condition does not hold, 2
+    /// without a running agent.
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
@@ -106,8 +107,9 @@ pub enum Command {
     /// their packets already have the Pod's address, and are shown with the verdict `unrelated` or not at all.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(TraceArgs),
-    /// Follow the busiest mappings of this Node on a terminal of 80 columns and 24 lines: packets, new flows, packets
-    /// that were not translated, problems.
+    /// Show the busiest mappings of this Node on a terminal, with packets and new flows per second, packets that were
+    /// not translated, and problems. Updates the screen at an interval. A terminal of 80 columns and 24 lines is
+    /// sufficient.
     #[command(after_help = TOP_EXAMPLES)]
     Top(TopArgs),
     /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes no state,
@@ -129,7 +131,7 @@ pub enum Command {
     /// Retire every Node of the cluster before uninstalling: set `NPL_RETIRE` on the agents' DaemonSets, and wait until
     /// each Node has withdrawn its annotations and removed its kernel state. The chart's hook runs this command.
     Retire(RetireArgs),
-    /// The echo server and client in the Pods of `kubectl npl test`.
+    /// Run the echo server or an echo client in a Pod of `kubectl npl test`.
     #[command(hide = true, subcommand)]
     Echo(EchoCommand),
     /// The hidden commands that generate files.
@@ -179,8 +181,9 @@ pub struct RunArgs {
     pub protocols: BTreeSet<Protocol>,
 
     /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each
-    /// device with a published address of the Node or a default route, each tunnel, and each device with another global
-    /// address that does not lead to Pods; the selection changes with the Node's devices.
+    /// tunnel, and each device through which clients may reach the Node, for example a device with a published address
+    /// of the Node, a default route or another global address. Devices that only lead to Pods are not selected. The
+    /// selection changes with the Node's devices.
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto", value_parser = value::devices)]
     pub devices: DeviceSelection,
 
@@ -235,8 +238,8 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_SERVICE_SELECTOR", value_name = "SELECTOR", value_parser = value::label_selector)]
     pub service_selector: Option<String>,
 
-    /// Write entries with the fields of this Antrea version, for load balancers that read its annotation: v1.7, v2.0 or
-    /// v2.6.
+    /// Write entries with the fields of this Antrea version, for load balancers that read Antrea's annotation: v1.7,
+    /// v2.0 or v2.6.
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
 
@@ -303,9 +306,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_RETIRE")]
     pub retire: bool,
 
-    /// Listen in this folder on the Unix socket `agent.sock`, from which the other commands read the agent's state as
-    /// root. The agent creates the folder with mode 0700. If the agent cannot create the folder, the agent works, but
-    /// the commands show no names.
+    /// Listen in this folder on the Unix socket `agent.sock`. The other commands, run as root, read the agent's state
+    /// from this socket. The agent creates the folder with mode 0700. If the agent cannot create the folder, the agent
+    /// works without the socket, and the commands show no names.
     #[arg(
         long, env = "NPL_RUNTIME_DIR", value_name = "DIRECTORY", default_value = DEFAULT_RUNTIME_DIR,
         value_parser = PathBufValueParser::new().try_map(value::directory)
@@ -451,23 +454,23 @@ pub struct FlowsArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Show the flows to Pods of this namespace only.
+    /// Show only the flows to Pods of this namespace.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Show the flows to Pods whose name begins with this text.
+    /// Show only the flows to Pods whose name begins with this text.
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
-    /// Show the flows of clients with this address or in this range.
+    /// Show only the flows of clients with this address or in this range.
     #[arg(long, value_name = "IP|CIDR")]
     pub client: Option<SourceRange>,
 
-    /// Show the flows of this node port.
+    /// Show only the flows of this node port.
     #[arg(long, value_name = "PORT")]
     pub node_port: Option<u16>,
 
-    /// Show the flows of this protocol: tcp, udp or sctp.
+    /// Show only the flows of this protocol: tcp, udp or sctp.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
 }
@@ -496,7 +499,7 @@ pub struct BundleArgs {
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
-    /// Include all flows, which name the addresses of clients.
+    /// Include all flows. Flows contain the addresses of clients.
     #[arg(long)]
     pub flows: bool,
 }
@@ -508,11 +511,11 @@ pub struct MappingsArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Show the mappings of this namespace only.
+    /// Show only the mappings of Pods in this namespace.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Show the mappings of Pods whose name begins with this text.
+    /// Show only the mappings of Pods whose name begins with this text.
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
@@ -520,12 +523,12 @@ pub struct MappingsArgs {
     #[arg(long, value_name = "NAME")]
     pub service: Option<String>,
 
-    /// Show the mappings of this node port.
+    /// Show only the mappings of this node port.
     #[arg(long, value_name = "PORT")]
     pub node_port: Option<u16>,
 
-    /// Show the node ports in these states, separated by commas: reserved, live, published, draining, quarantined or
-    /// host-port.
+    /// Show only the node ports in these states, separated by commas: reserved, live, published, draining, quarantined
+    /// or host-port.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub state: Vec<PortState>,
 

@@ -12,7 +12,7 @@ use crate::core::{model::Protocol, path_test::Probe};
 pub enum EchoCommand {
     /// Serve until the process is killed: return each payload, with the name of the server and the client's address.
     Serve(EchoServeArgs),
-    /// Send requests at the same time, and print the observations as a JSON array.
+    /// Send the requests at the same time, and print the result of each request as an element of a JSON array.
     Ask {
         /// The requests.
         #[arg(value_name = "PROTOCOL,ADDRESS:PORT,BYTES", required = true)]
@@ -23,8 +23,8 @@ pub enum EchoCommand {
     Wait,
     /// Print the addresses of all network devices as a JSON array.
     Addresses,
-    /// Open one connection. Send one request at the start and one for each line of standard input, and print each
-    /// observation as a line of JSON.
+    /// Open one connection. Send one request at the start and one for each line of standard input, and print the result
+    /// of each request as a line of JSON.
     Hold {
         /// The request.
         #[arg(value_name = "PROTOCOL,ADDRESS:PORT,BYTES")]

@@ -111,11 +111,11 @@ pub enum KubectlCommand {
 /// Flags of `kubectl npl mappings`.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterMappingsArgs {
-    /// Show this namespace only.
+    /// Show only the node ports of Pods in this namespace.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Show this Node only.
+    /// Show only the node ports of Pods on this Node.
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
 
@@ -176,7 +176,7 @@ impl FromStr for ServiceName {
 /// Flags of `kubectl npl status`.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterStatusArgs {
-    /// Show this Node only.
+    /// Show only the status of this Node.
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
 
@@ -188,7 +188,7 @@ pub struct ClusterStatusArgs {
 /// Flags of `kubectl npl check`.
 #[derive(Debug, Clone, Args)]
 pub struct CheckArgs {
-    /// Check this namespace only.
+    /// Check only the Pods and Services of this namespace.
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
 
@@ -234,7 +234,7 @@ pub struct TestArgs {
 /// Flags of `kubectl npl bundle`.
 #[derive(Debug, Clone, Args)]
 pub struct ClusterBundleArgs {
-    /// Collect the documents of this Node only; for several Nodes, repeat the flag. Unset: every Node.
+    /// Collect only the documents of this Node; for several Nodes, repeat the flag. Unset: every Node.
     #[arg(long, value_name = "NAME")]
     pub node: Vec<String>,
 
@@ -242,7 +242,7 @@ pub struct ClusterBundleArgs {
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
 
-    /// Include all flows of each Node, which name the addresses of clients.
+    /// Include all flows of each Node. Flows contain the addresses of clients.
     #[arg(long)]
     pub flows: bool,
 

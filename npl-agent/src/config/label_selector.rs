@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks the syntax of label selectors, which the library kube cannot parse. The API server would reject each list
-//! with an invalid selector, so the agent checks the selector at start.
+//! request with an invalid selector, so the agent checks the selector at start.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -93,15 +93,15 @@ fn each_variable_of_the_manifest_belongs_to_a_flag() {
 /// that no agent in a Pod needs.
 const NOT_BELOW_CONFIG: [&str; 9] = [
     "NPL_BPFFS",
-    // The values `localClients.enabled` and `localClients.cgroup`.
+    // The values `localClients.enabled` and `localClients.cgroup` set this variable.
     "NPL_CGROUP",
     // An agent in a Pod uses its service account.
     "NPL_KUBECONFIG",
-    // The value `probes.port`.
+    // The value `probes.port` sets this variable.
     "NPL_LISTEN",
-    // The value `localClients.scope`.
+    // The value `localClients.scope` sets this variable.
     "NPL_LOCAL_CLIENTS",
-    // The values below `metrics`.
+    // The values below `metrics` set this variable.
     "NPL_METRICS_LISTEN",
     "NPL_NODE_NAME",
     // The hook of `helm uninstall` sets this variable.
@@ -170,7 +170,7 @@ fn the_agent_is_scheduled_on_nodes_that_its_image_runs_on() {
     assert!(!list(&affinity["nodeSelectorTerms"]).is_empty());
 }
 
-/// The default SELinux type of unprivileged containers may not call `bpf()`.
+/// Processes with the default SELinux type of unprivileged containers may not call `bpf()`.
 #[test]
 fn each_container_has_the_selinux_type_of_a_privileged_one() {
     let pod = pod();
@@ -180,7 +180,7 @@ fn each_container_has_the_selinux_type_of_a_privileged_one() {
     }
 }
 
-/// The capabilities that the containers add, and those that each container drops.
+/// The capabilities that at least one container adds, and those that every container drops.
 fn capabilities(pod: &Value) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let of =
         |field: &'static str| containers(pod).map(move |it| strings(&it["securityContext"]["capabilities"][field]));

@@ -38,11 +38,11 @@ const SERVED_FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 pub struct Config {
     /// The name of this Node.
     pub node_name: String,
-    /// The kubeconfig file; the Pod's service account if `None`.
+    /// The kubeconfig file. `None`: the agent uses its Pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// The settings on which the decisions about node ports depend.
     pub settings: Settings,
-    /// The devices on which requests arrive.
+    /// The devices on which the programs translate packets.
     pub devices: DeviceSelection,
     /// How translated packets reach the Pod.
     pub forwarding: Forwarding,
@@ -52,7 +52,7 @@ pub struct Config {
     pub attach: Attach,
     /// The keys of the annotations.
     pub annotation_keys: AnnotationKeys,
-    /// The label selector of the Services to watch; all Services if `None`.
+    /// The label selector of the Services to watch. `None`: the agent watches all Services.
     pub service_selector: Option<String>,
     /// The interval at which the kernel's state is compared with the desired state.
     pub resync: Duration,

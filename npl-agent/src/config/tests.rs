@@ -187,8 +187,8 @@ fn invalid_values_are_refused_with_the_flag_and_an_example() {
     }
 }
 
-/// The manifest has a variable between the brackets. Kubernetes replaces the variable by the Node's address, which may
-/// be IPv4 or IPv6.
+/// The manifest has a variable in brackets. Kubernetes replaces the variable by the Node's address, which may be IPv4
+/// or IPv6.
 #[test]
 fn the_address_for_metrics_may_have_brackets_in_both_families() {
     for (text, expected) in [

@@ -15,28 +15,28 @@ pub struct TraceArgs {
     #[command(flatten)]
     pub node: NodeViewArgs,
 
-    /// Follow the packets of clients with this address or in this range.
+    /// Follow only the packets of clients with this address or in this range.
     #[arg(long, value_name = "IP|CIDR")]
     pub client: Option<SourceRange>,
 
-    /// Follow the packets from and to this port of the client.
+    /// Follow only the packets from and to this port of the client.
     #[arg(long, value_name = "PORT")]
     pub client_port: Option<u16>,
 
-    /// Follow the packets to and from this node port.
+    /// Follow only the packets to and from this node port.
     #[arg(long, value_name = "PORT")]
     pub node_port: Option<u16>,
 
-    /// Follow the packets of Pods of this namespace only; needs --pod.
+    /// Follow only the packets of Pods in this namespace; needs --pod.
     #[arg(long, short, value_name = "NAME", requires = "pod")]
     pub namespace: Option<String>,
 
-    /// Follow the packets of Pods whose name begins with this text: packets to the Pods' node ports, and packets to and
-    /// from the Pods' addresses. Needs a running agent.
+    /// Follow only the packets of Pods whose name begins with this text: packets to the Pods' node ports, and packets
+    /// to and from the Pods' addresses. Needs a running agent.
     #[arg(long, value_name = "NAME")]
     pub pod: Option<String>,
 
-    /// Follow the packets of this protocol (tcp, udp or sctp), and ICMP errors that quote such packets.
+    /// Follow only the packets of this protocol (tcp, udp or sctp), and ICMP errors that quote such packets.
     #[arg(long, value_name = "PROTOCOL")]
     pub protocol: Option<Protocol>,
 

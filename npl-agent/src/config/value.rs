@@ -54,7 +54,7 @@ pub enum ValueError {
     #[error("{0:?} is shorter than a second: give for example 30s")]
     ShortInterval(String),
     /// The value is not a valid name of a Kubernetes object.
-    #[error("{0:?} is not a Node's name: give it as `kubectl get nodes` shows it, for example worker-1")]
+    #[error("{0:?} is not a Node's name: give the name that `kubectl get nodes` shows, for example worker-1")]
     NodeName(String),
     /// The value is not a DNS subdomain of at most 63 characters.
     #[error(
@@ -249,7 +249,7 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, ValueError> {
 }
 
 /// Parses the same values as [`listen`], and also an IPv4 address in brackets: the manifest has brackets around the
-/// Node's address, because its family is not known in advance.
+/// Node's address, because the address may be an IPv6 address.
 pub(super) fn metrics_listen(text: &str) -> Result<SocketAddr, ValueError> {
     let unreadable = || ValueError::MetricsListen(text.to_owned());
     let bracketed = text.strip_prefix('[').and_then(|rest| rest.split_once("]:"));

@@ -16,7 +16,7 @@ use crate::{
 pub struct Applied {
     /// The ifindexes of those devices of the plan whose TC programs are all attached.
     pub attached: BTreeSet<u32>,
-    /// For each device of the plan on which the XDP program could not be attached, the error, by ifindex.
+    /// The errors of those devices of the plan to which the XDP program could not be attached, by ifindex.
     pub xdp_errors: BTreeMap<u32, DatapathError>,
     /// All failures of the plan's steps except those in `xdp_errors`.
     pub errors: Vec<DatapathError>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serves clients on the Node itself and in its Pods: attaches the socket programs to their cgroup.
+//! Serves clients on the Node itself and in its Pods: attaches the socket programs to the selected cgroup.
 
 use crate::{
     datapath::{CgroupSelection, ClientScope, Datapath, ServedClients},

@@ -32,7 +32,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
-    /// The addresses of those Pods with mappings to which the last survey looked up the routes.
+    /// The addresses of Pods that have mappings and whose routes the last survey looked up.
     pods: BTreeSet<IpAddr>,
     pod_routes: PodRoutes,
     markings: BTreeSet<Marking>,
@@ -41,17 +41,18 @@ pub struct Uplinks {
 /// The decisions about devices, and the result of applying the decisions.
 #[derive(Debug)]
 pub struct DeviceReport {
-    /// The numbers of chosen devices on which the programs are attached, and on which they could not be attached.
+    /// The number of chosen devices to which the programs are attached, and the number of those to which the programs
+    /// could not be attached.
     pub coverage: Coverage,
     /// Whether clients can reach the Node through a device to which programs are attached.
     pub reaches_clients: bool,
-    /// The uplinks on which the programs could not be attached: their names by ifindex.
+    /// The names, by ifindex, of the uplinks to which the programs could not be attached.
     pub unattached: BTreeMap<u32, String>,
     /// The decision on every device: whether and why the programs are attached.
     pub decisions: DeviceDecisions,
-    /// By device name: whether the XDP program runs on an attached uplink, and the reason.
+    /// By name of each device to which programs are attached: whether the XDP program runs on the device, and why.
     pub xdp: BTreeMap<String, XdpDecision>,
-    /// By device name: the error with which the XDP program could not be attached to the device in this pass.
+    /// By device name: the error because of which the XDP program could not be attached to the device in this pass.
     pub xdp_errors: BTreeMap<String, DatapathError>,
     /// The settings of kernel conntrack on which offload depends; both are false in the other forwarding modes.
     pub conntrack: ConntrackSettings,
@@ -153,7 +154,7 @@ impl Uplinks {
         Ok(self.apply(datapath, survey, node_ips, Moment::default())?.coverage)
     }
 
-    /// The time at which the next grace period ends.
+    /// The time at which the next grace period of a vanished device or address ends; `None` without grace periods.
     pub fn next_deadline(&self) -> Option<Moment> {
         self.planner.next_deadline()
     }

@@ -34,7 +34,7 @@ const SOCKET_MODE: u32 = 0o600;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Creates the runtime directory, removes the socket of an earlier agent, and listens on a new socket. The caller holds
-/// the lock of the Node, so no other agent uses the socket.
+/// the lock that prevents a second agent, so no other agent uses the socket.
 ///
 /// # Errors
 ///

@@ -49,9 +49,9 @@ pub enum Values {
     Reasons,
     /// The names of [`crate::core::publish::event_reason::EventReason`].
     EventReasons,
-    /// One value for each build of the agent, and its meaning.
+    /// One value for each build of the agent, and the meaning of this value.
     Build(&'static str),
-    /// Names that the Node determines, and their meaning.
+    /// Names that are not a fixed set, for example names of devices, and the meaning of these names.
     Names(&'static str),
 }
 
@@ -84,7 +84,8 @@ meanings! {
         PortTaken: "Another process uses the node port; the agent tries another node port.",
         RecentTraffic: "Within about the last two minutes, the node port received a packet while it had no mapping, or a \
                         mapping of the port was removed; the agent tries another node port.",
-        Retry: "The operation failed, and the agent retries it after a back-off; the agent's log has the error.",
+        Retry: "The operation failed, and the agent retries the operation after a back-off; the agent's log has the \
+                error.",
         Gone: "The Pod is deleted.",
     }
     PATCH_OUTCOMES of PatchOutcome {
@@ -95,14 +96,14 @@ meanings! {
         Unavailable: "The API server cannot answer at the moment; the agent retries with a back-off.",
         Unreachable: "The connection to the API server failed; the agent retries with a back-off.",
         TimedOut: "The API server did not answer in time; the agent retries with a back-off.",
-        Malformed: "The agent cannot decode the answer; a proxy may answer instead of the API server.",
+        Malformed: "The agent cannot decode the answer; a proxy may have answered instead of the API server.",
     }
     EVENT_OUTCOMES of EventOutcome {
         Created: "A new Event was created.",
         Repeated: "The count of an existing Event was incremented.",
         Shared: "An agent has written the same Event about a Service in the last 15 minutes, so this agent did not write the Event.",
         Gone: "The namespace is deleted or terminating.",
-        Denied: "RBAC denies Events; apply `deploy/npl.yaml`.",
+        Denied: "The agent lacks the permission to write Events; apply `deploy/npl.yaml`.",
         Failed: "The request failed for another reason; the agent retries the request.",
     }
     WATCHED of WatchedResource {
@@ -112,7 +113,7 @@ meanings! {
     }
     FAILURES of FailureKind {
         Unauthorized: "401: the API server does not accept the token; check the ServiceAccount and the Node's clock.",
-        Forbidden: "403: a permission is missing; apply `deploy/npl.yaml`.",
+        Forbidden: "403: the agent lacks a permission; apply `deploy/npl.yaml`.",
         Expired: "410: the resource version of the watch has expired, and the watch starts again with a list. This is normal.",
         Restored: "The resource versions decreased, as after a restore of etcd from a backup. The agent lists all objects again.",
         Unavailable: "429 or 5xx: the API server cannot answer at the moment.",
@@ -135,7 +136,7 @@ meanings! {
         Quarantined: "The node port is not reused before the time of `--quarantine` is over.",
     }
     REMOVAL_CAUSES of RemovalCause {
-        Expired: "The flow had ended, or no packet arrived within its timeout.",
+        Expired: "The flow had ended, or had been idle for longer than its timeout.",
         MappingRemoved: "The mapping of the flow was removed.",
         Evicted: "The table was full, and the kernel evicted the least recently used entries. The next packet of a \
                   flow's client recreates the flow's entry.",
@@ -163,7 +164,7 @@ const FLOW_STATES: &[(&str, &str)] = &[
     ("established", "The handshake or the first exchange of packets was completed."),
 ];
 
-/// The labels of each metric with labels.
+/// The labels of each metric that has labels.
 const LABELS: &[(&str, &[Label])] = &[
     ("npl_ops_total", &[listed("op", OPS), listed("outcome", OP_OUTCOMES)]),
     ("npl_annotation_patches_total", &[listed("outcome", PATCH_OUTCOMES)]),
@@ -205,7 +206,7 @@ const fn of_service(last: Label) -> [Label; 5] {
         Label { name: "service_name", values: Values::Names("Name of the Service, or `_other`.") },
         Label {
             name: "pod_port",
-            values: Values::Names("Number of the Pod port to which the Service leads, or `_other`."),
+            values: Values::Names("Number of the Pod port to which the Service sends traffic, or `_other`."),
         },
         Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp`, `sctp` or `_other`.") },
         last,
@@ -216,7 +217,7 @@ const fn listed(name: &'static str, values: &'static [(&'static str, &'static st
     Label { name, values: Values::Listed(values) }
 }
 
-/// Example counters of the datapath, so that each of their metrics has one series.
+/// Example values of the datapath's counters, so that a scrape contains each metric of the datapath.
 struct Sample;
 
 impl DatapathCounters for Sample {

@@ -113,7 +113,7 @@ impl Collector for DatapathCollector {
 }
 
 /// The value of the labels of namespace, Service, Pod port and protocol, for the traffic of all Service ports without
-/// series of their own. The name of a Kubernetes object cannot contain an underscore.
+/// series of their own. The value cannot be the name of a Kubernetes object, because such names contain no underscore.
 pub(super) const OTHER: &str = "_other";
 
 fn encode_services(

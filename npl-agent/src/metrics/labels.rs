@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The values of metric labels. Each label in this file has a fixed set of values, except the label with the names of
-//! the Node's uplinks, so that the number of time series is limited.
+//! The values of metric labels. To limit the number of time series, each label in this file has a fixed set of values,
+//! except the label with the names of the Node's uplinks.
 
 use std::fmt::{self, Write as _};
 
@@ -188,7 +188,7 @@ pub enum OpName {
     UpsertMapping,
     /// Write or remove an annotation.
     Annotate,
-    /// Set a readiness gate.
+    /// Set the condition of a Pod's readiness gate.
     OpenGate,
     /// Remove a mapping.
     RemoveMapping,

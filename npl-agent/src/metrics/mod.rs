@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Prometheus metrics of the agent. The values of labels come from fixed sets, or are names of the Node's uplinks
-//! or, up to the limit of `--service-metrics`, names of Services. No label has names of Pods, so that the number of
-//! time series does not grow with the cluster.
+//! The Prometheus metrics of the agent. The values of labels come from fixed sets, except the names of the Node's
+//! uplinks and the names of Services, whose number `--service-metrics` limits. No label contains the name of a Pod, so
+//! that the number of time series does not grow with the cluster.
 
 mod catalog;
 mod datapath;
@@ -254,7 +254,8 @@ impl Metrics {
         }
     }
 
-    /// Sets the numbers of selected devices on which the programs are attached, and on which attaching failed.
+    /// Sets the number of selected devices to which the programs are attached, and the number of those to which the
+    /// programs could not be attached.
     pub fn set_devices(&self, coverage: Coverage) {
         let Coverage { attached, failed } = coverage;
         for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {
@@ -269,7 +270,7 @@ impl Metrics {
         let current: BTreeSet<_> =
             uplinks.into_iter().map(|(device, kind)| DeviceInfoLabels { device, kind }).collect();
         let mut shown = self.0.device_info.lock().unwrap_or_else(PoisonError::into_inner);
-        // Only the series of other devices are removed, so that no scrape misses a series.
+        // Only outdated series are removed. If all series were removed first, a scrape could miss current series.
         for gone in shown.difference(&current) {
             family.remove(gone);
         }
@@ -413,8 +414,8 @@ impl Families {
         );
         registry.register(
             "flow_table_removals",
-            "Entries that left the flow tables, by IP family and cause. The kernel reports no evictions, so the agent \
-             computes their number at each sweep from the numbers of new, removed and remaining entries",
+            "Entries that were removed from the flow tables, by IP family and cause. The kernel reports no evictions, \
+             so the agent computes their number at each sweep from the numbers of new, removed and remaining entries",
             flow_removals,
         );
         registry.register(
@@ -439,9 +440,9 @@ impl Families {
         registry.register(
             "programs_ahead",
             "Programs of other software that stay ahead of NPL's programs on uplinks, because the agent cannot move \
-             NPL's program or has reached the limit of moves. If one of them returns a final verdict, NPL's program \
-             does not run. Measured with every forwarding mode before Linux 6.6; from Linux 6.6 on, only with \
-             --forwarding redirect or offload (otherwise 0)",
+             NPL's program or has reached the limit of moves. If such a program returns a final verdict, NPL's program \
+             does not run. Before Linux 6.6, the metric is measured in every forwarding mode; from Linux 6.6 on, it is \
+             0 without --forwarding redirect or offload",
             programs_ahead,
         );
     }

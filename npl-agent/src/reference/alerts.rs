@@ -48,7 +48,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: "npl_ready == 0",
         wait: "10m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} is not ready: new Pods get no node port.",
+        summary: "The agent of {{ $labels.instance }} is not ready: new Pods may get no node port.",
     },
     Alert {
         name: "NPLAgentDown",
@@ -69,7 +69,8 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: "time() - npl_last_successful_pass_timestamp_seconds > 120",
         wait: "5m",
         severity: "warning",
-        summary: "The agent of {{ $labels.instance }} has completed no pass without a failed operation for {{ $value | humanizeDuration }}.",
+        summary: "The last pass of the agent of {{ $labels.instance }} without a failed operation ended {{ $value | \
+                  humanizeDuration }} ago.",
     },
     Alert {
         name: "NPLAnnotationsRefused",
@@ -83,7 +84,8 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: "histogram_quantile(0.9, sum by (instance, le) (rate(npl_publication_seconds_bucket[10m]))) > 5",
         wait: "10m",
         severity: "warning",
-        summary: "One in ten annotations of {{ $labels.instance }} takes {{ $value | humanizeDuration }} or longer.",
+        summary: "The publication of one in ten annotations of {{ $labels.instance }} takes {{ $value | \
+                  humanizeDuration }} or longer.",
     },
     Alert {
         name: "NPLApiServerFailing",
@@ -97,7 +99,7 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: r#"increase(npl_ops_total{outcome="retry"}[15m]) > 10"#,
         wait: "0m",
         severity: "warning",
-        summary: "Operations {{ $labels.op }} of {{ $labels.instance }} fail and are retried.",
+        summary: "Operations of the kind {{ $labels.op }} fail on {{ $labels.instance }}, and the agent retries them.",
     },
     Alert {
         name: "NPLPortRangeNearlyUsed",
@@ -125,7 +127,8 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: r#"up{job="npl-feed"} == 0"#,
         wait: "10m",
         severity: "warning",
-        summary: "The replica {{ $labels.instance }} of npl-feed cannot be scraped: load balancers may have no replica to read.",
+        summary: "The replica {{ $labels.instance }} of npl-feed cannot be scraped: load balancers may have no replica \
+                  to read from.",
     },
     Alert {
         name: "NPLFeedWatchFailing",
@@ -146,14 +149,16 @@ pub(super) const ALERTS: [Alert; 19] = [
         expression: r#"increase(npl_feed_xds_messages_total{event="nack"}[15m]) > 0"#,
         wait: "0m",
         severity: "warning",
-        summary: "An xDS client of {{ $labels.instance }} (npl-feed) rejects resources ({{ $labels.type }}) and uses the previous ones.",
+        summary: "An xDS client of {{ $labels.instance }} (npl-feed) rejects resources ({{ $labels.type }}) and \
+                  continues to use their previous versions.",
     },
     Alert {
         name: "NPLFeedQueriesFailing",
         expression: r#"increase(npl_feed_dns_answers_total{answer="servfail"}[15m]) > 10"#,
         wait: "5m",
         severity: "warning",
-        summary: "{{ $labels.instance }} (npl-feed) answers DNS queries with SERVFAIL: load balancers do not learn these members.",
+        summary: "{{ $labels.instance }} (npl-feed) answers DNS queries with SERVFAIL: load balancers that send these \
+                  queries do not learn the members.",
     },
     Alert {
         name: "NPLFeedClientsRefused",
@@ -194,7 +199,7 @@ mod tests {
         assert_eq!(sections, ALERTS.map(|alert| alert.name));
     }
 
-    /// The texts of the alerts are quoted in YAML, so a quotation mark in a text would end the quoted string.
+    /// The texts of the alerts are in single quotation marks in YAML, so such a mark in a text would end the string.
     #[test]
     fn no_text_has_the_quotation_mark_of_the_file() {
         assert!(ALERTS.iter().all(|alert| !alert.expression.contains('\'') && !alert.summary.contains('\'')));

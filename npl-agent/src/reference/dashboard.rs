@@ -85,7 +85,7 @@ const ROWS: [(&str, &[Panel]); 5] = [
             },
             Panel {
                 title: "Patches of Pods",
-                about: "Patches with the outcome `denied` or `refused` need an action of an operator: docs/alerts.md.",
+                about: "Patches with the outcome `denied` or `refused` require an operator to act: see docs/alerts.md.",
                 unit: "ops",
                 queries: &[
                     (

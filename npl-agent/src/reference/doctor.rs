@@ -8,8 +8,8 @@ use crate::core::doctor::catalog::{Advice, CHECKS, Check};
 
 pub(super) fn body() -> String {
     let mut text =
-        "`npl-agent doctor` prints the result of each check, and the section of this page for each result other \
-                    than `ok`. Scripts can use the names of the checks, which do not change between versions.\n\n"
+        "`npl-agent doctor` prints the result of each check and, for each result other than `ok`, the section of this \
+         page. Scripts can use the names of the checks, which do not change between versions.\n\n"
             .to_owned();
     text += &table(
         &["result", "meaning"],

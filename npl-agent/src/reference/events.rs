@@ -17,9 +17,10 @@ const MILLIS_PER_SECOND: u64 = 1_000;
 
 pub(super) fn body() -> String {
     let mut text = format!(
-        "An Event is written {} s after its cause begins, at most every {} s for an object and reason, and again every {} \
-         minutes while the cause lasts. If several causes of an object have the same reason, the text names the first cause and the \
-         number of the other causes. The text ends with the URL of the section about the reason.\n\
+        "An Event is written {} s after its cause begins, at most once in {} s for an object and reason, and again \
+         every {} minutes while the cause lasts. If several causes of an object have the same reason, the text names \
+         the first cause and the number of the other causes. The text ends with the URL of the section about the \
+         reason.\n\
          All Events have the type `Warning`, the action `Publish` and the reporting controller `npl-agent`. \
          `kubectl get events -A --field-selector reportingComponent=npl-agent` lists them. The metric \
          [`npl_problems`](metrics.md#npl_problems) counts the causes that last, by the same reasons.\n\n",

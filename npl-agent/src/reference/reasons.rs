@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Renders `reasons.md` from [`npl_common::reason`], with the typical cause of each reason and the action of an operator.
+//! Renders `reasons.md` from [`npl_common::reason`], with the typical cause of each reason and the action that an
+//! operator can take.
 
 use std::fmt::Write as _;
 
@@ -18,11 +19,14 @@ macro_rules! advice {
 
 advice! {
     NoMapping:
-        cause "A load balancer with an outdated member, a port scan of the range, a reply to a connection of the Node that uses a port of the range.",
+        cause "A load balancer with an outdated member, a port scan of the range, or a reply to a connection of the \
+               Node that uses a port of the range.",
         action "Compare load balancer members with `npl-agent mappings`. A constant low rate is normal.";
     EarlyFragment:
         cause "A fragment arrived before the first fragment of its datagram.",
-        action "None: the copy is translated when the first fragment arrives. If datagrams are lost while the counter grows, see [fragmented UDP](../troubleshoot.md#published-but-clients-do-not-connect).";
+        action "None: NPL translates the saved copy of the fragment when the first fragment arrives. If datagrams are \
+                lost while the counter grows, see [fragmented \
+                UDP](../troubleshoot.md#published-but-clients-do-not-connect).";
     Truncated:
         cause "The packet ends before its transport header is complete.",
         action "None: the sender is faulty, or scans ports.";
@@ -42,7 +46,9 @@ advice! {
         cause "An ICMP error quotes too few bytes, a later fragment, or a packet whose source address differs from the destination of the error.",
         action "None: the router that sent the error is faulty, or the error is forged.";
     SctpFragment:
-        cause "The first fragment of an SCTP packet whose length NPL cannot determine: the fragment cannot wait in the reassembly buffer for the last fragment (slot occupied, or frame longer than 2024 bytes), and none of its first six chunks extends beyond the fragment.",
+        cause "NPL cannot determine the length of a fragmented SCTP packet from its first fragment, because none of \
+               the first six chunks extends beyond this fragment. The fragment also cannot wait in the reassembly \
+               buffer for the last fragment, because the slot is occupied, or the frame is longer than 2024 bytes.",
         action "Lower the SCTP sender's MTU.";
     SourceRefused:
         cause "The source is not in `allowed-source-ranges` of any Service of the mapping.",
@@ -67,7 +73,7 @@ pub(super) fn body() -> String {
     let table = table(&["reason", "number", "packet", "meaning"], rows);
     let mut text = format!(
         "`npl-agent status` and the metric [`npl_datapath_reason_packets_total`](metrics.md#npl_datapath_reason_packets_total) \
-         show the counters by name, the map [`{MAP_REASON}`](maps.md) by number.\n\
+         show the counters by name; the map [`{MAP_REASON}`](maps.md) contains the counters by number.\n\
          Packets that no mapping could ever match are not counted, for example packets to a port outside of the node port \
          range. Of a fragmented datagram that is passed \
          unchanged, the first fragment is counted under its reason; a later fragment is counted only if it arrives before \

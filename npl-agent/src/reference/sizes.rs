@@ -17,18 +17,18 @@ pub(super) fn body() -> String {
         "`--max-flows` (`config.maxFlows` in the chart) is the number of TCP connections of each IP family that a Node has room \
          for. With `auto`, the number depends on the memory of the machine; on machines with so many CPUs that the maps would \
          not fit into the container's default memory limit, the number is smaller.\n\n\
-         TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the others. `--max-flows` \
-         is the number for TCP; UDP has room for half as many flows, and SCTP for a sixteenth. Socket reverse NAT for \
-         local clients has room for an eighth as many entries, at least 16 384; each open socket of a local client uses at \
-         least two entries.\n\n\
+         TCP, UDP and SCTP have a flow table each, so that a flood of one protocol evicts no flows of the other \
+         protocols. `--max-flows` is the number for TCP; UDP has room for half as many flows, and SCTP for a \
+         sixteenth. Socket reverse NAT for local clients has room for an eighth as many entries, at least 16 384; each \
+         open socket of a local client uses at least two entries.\n\n\
          The kernel reserves 128 elements of each LRU map for each possible CPU, and other CPUs cannot use these elements. \
          The agent therefore adds the number of reserved elements to `max_entries` of these maps, so that the stated \
          number of flows is always available. Possible CPUs are those in `/sys/devices/system/cpu/possible`; on a virtual \
-         machine, there may be more of them than CPUs present.\n\n\
+         machine, more CPUs may be possible than are present.\n\n\
          The half-open cache, the lookup caches and the other slot arrays have constant sizes, because programs select a slot by \
          a hash and a constant mask. The half-open cache has separate slots for handshakes, 128 KiB per IP family, which \
          stay in the CPU's cache during a SYN flood. Counters and fragment \
-         buffers take memory for each possible CPU. The tables do not include the memory of allowed sources, \
+         buffers take memory for each possible CPU. The tables below do not include the memory of allowed sources, \
          which the kernel allocates when the agent writes them.\n\n\
          A changed number takes effect when the agent's Pod restarts: the agent copies the entries to the new maps \
          ([upgrade](../upgrade.md)).\n",
@@ -66,8 +66,8 @@ pub(super) fn body() -> String {
         }),
     );
     text + "\nThe memory limit of the agent's container (`resources.limits.memory`) must be at least the memory of the \
-            maps plus that of the agent. If the maps alone exceed the limit, the agent does not start, and its error \
-            names a sufficient limit.\n"
+    maps plus the memory of the agent. If the maps alone exceed the limit, the agent does not start, and the agent's \
+    error message names a sufficient limit.\n"
 }
 
 /// Converts bytes to mebibytes. Rounds up, so that the result is sufficient as a memory limit.

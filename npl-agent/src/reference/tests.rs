@@ -89,7 +89,7 @@ fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
     expression.split(move |c| !is_part(c)).filter(|word| word.starts_with("npl_") || word.starts_with("process_"))
 }
 
-/// npl-feed compares the names of its own metrics, which begin with `npl_feed_`.
+/// A test of npl-feed compares the names of the feed's metrics, which begin with `npl_feed_`.
 #[test]
 fn alerts_and_dashboard_name_metrics_that_exist() {
     let known: BTreeSet<String> = catalog().into_iter().map(|metric| metric.name).collect();

@@ -147,7 +147,7 @@ impl Content {
 const AGENT: &str = "agent";
 const PROGRAMS: &str = "programs";
 const NEVER: &str = "never, because the array always has all of its elements";
-const FLOW_WRITERS: &str = "programs; the agent removes expired entries and those of removed mappings";
+const FLOW_WRITERS: &str = "programs; the agent removes expired entries, and entries of removed mappings";
 const EVICTS_FLOWS: &str = "the kernel evicts the least recently used entry, which the client's next packet \
                             recreates; if the kernel refuses the new entry, the programs count `flow_table_full`";
 const OVERWRITES: &str = "never, because a new entry overwrites an older entry in the same slot";
@@ -176,8 +176,8 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[LocalAddress::LAYOUT]),
         purpose: "Node addresses: the addresses on which clients reach node ports.",
         written_by: AGENT,
-        when_full: "node ports do not work on further addresses; the log and the doctor check `addresses` name \
-                    these addresses; published addresses are written first",
+        when_full: "node ports do not work on the remaining addresses; the log and the doctor check `addresses` report \
+                    the number of these addresses and the first of them; the agent writes published addresses first",
     },
     Map {
         names: &[MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6],
@@ -198,7 +198,7 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[BackendV4::LAYOUT, BackendV6::LAYOUT]),
         purpose: "Mappings: the Pod address and port behind each node port and protocol.",
         written_by: AGENT,
-        when_full: "further mappings are not written; the agent logs and retries them",
+        when_full: "the agent does not write further mappings, logs this, and tries again",
     },
     Map {
         names: &[MAP_ALLOW_V4, MAP_ALLOW_V6],
@@ -257,10 +257,9 @@ pub const MAPS: &[Map] = &[
         kind: MapKind::Array,
         capacity: half_open::WORDS,
         key: Content::U32(
-            "slot: first 65 536 slots of established flows, selected by a hash of the flow tuple; then 16 384 slots of \
-             handshakes, selected by a hash of the flow tuple and a TCP acknowledgement number or SCTP tag or, for a \
-             TCP connection or SCTP association that NPL first sees in the middle, of the flow tuple alone; then \
-             65 536 slots of half-open UDP flows, selected by a hash of the flow tuple",
+            "slot: 0-65535 for established flows, 65536-81919 for handshakes, 81920-147455 for half-open UDP flows; a hash \
+             of the flow tuple selects the slot, and the hash of a handshake also includes a TCP acknowledgement number \
+             or SCTP tag, unless NPL first sees the TCP connection or SCTP association in the middle",
         ),
         value: Content::U64(
             "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
@@ -292,11 +291,11 @@ pub const MAPS: &[Map] = &[
         capacity: MAX_SOCKET_RNAT,
         key: Content::Type(&[SocketRnatKeyV4::LAYOUT, SocketRnatKeyV6::LAYOUT]),
         value: Content::Type(&[SocketRnatV4::LAYOUT, SocketRnatV6::LAYOUT]),
-        purpose: "Socket reverse NAT: the address that a local client connected to, the last Pod of each socket, and \
-                  masqueraded clients whose datagrams a socket answers untranslated.",
+        purpose: "Socket reverse NAT: the address that a local client connected to, the Pod that a socket used last, \
+                  and masqueraded clients to which a socket answers without translation.",
         written_by: "cgroup programs; the agent removes entries of removed mappings",
         when_full: "the kernel evicts the least recently used entry; the client of that entry sees the Pod's address, \
-                    and its connection continues",
+                    and the connection continues",
     },
     Map {
         names: &[MAP_FRAGMENT_BUFFER],
@@ -347,7 +346,8 @@ pub const MAPS: &[Map] = &[
         ),
         purpose: "Unmapped traffic: for each node port, the time of the last packet that matched no mapping, or of the \
                   last removal of a mapping. The agent assigns a port with a time in the last two minutes only if no \
-                  other port is free. A restarted agent quarantines a port until the time is `--quarantine` old.",
+                  other port is free. A restarted agent keeps a port in quarantine until the time `--quarantine` has \
+                  passed since the stored time.",
         written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },
@@ -470,7 +470,7 @@ pub const MAPS: &[Map] = &[
         key: Content::U32("0"),
         value: Content::Type(&[TraceFilter::LAYOUT]),
         purpose: "Filter of packet tracing: the packets that `npl-agent trace` shows; off unless the command runs.",
-        written_by: "`npl-agent trace`; a program turns tracing off when the time of the trace is over",
+        written_by: "`npl-agent trace`; a program turns tracing off if the command does not extend the trace for 3 s",
         when_full: NEVER,
     },
     Map {

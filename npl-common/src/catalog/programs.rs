@@ -41,7 +41,7 @@ const SLOW_REPLIES_V4: &str =
 const SLOW_REPLIES_V6: &str =
     "Translates IPv6 replies that are fragments, SCTP packets or ICMP errors, or have extension headers.";
 const CONNECT: &str =
-    "Replaces node address and node port with Pod address and Pod port in the system calls of local clients.";
+    "Replaces the node address and node port by the Pod address and Pod port in system calls of local clients.";
 const SHOW_PEER: &str =
     "Returns to a local client the address that the client connected to, in place of the Pod's address.";
 
@@ -68,7 +68,7 @@ pub const PROGRAM_LIST: &[Program] = &[
         PROG_EGRESS_OFFLOAD,
         UPLINK_EGRESS,
         OFFLOAD,
-        "Translates replies that the stack has forwarded, and records stack observations of them.",
+        "Translates replies that the stack has forwarded, and records stack observations of these replies.",
     ),
     program(
         PROG_PODS_OFFLOAD,

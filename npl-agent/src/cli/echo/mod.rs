@@ -38,7 +38,8 @@ struct Header {
 }
 
 /// Depending on the command, runs the echo server, sends requests to an echo server, sends one request on an open
-/// connection for each line of standard input, prints the addresses of this network namespace, or waits until the process is killed.
+/// connection for each line of standard input, prints the addresses of this network namespace, or waits until the
+/// process is killed.
 ///
 /// # Errors
 ///

@@ -152,8 +152,8 @@ mod tests {
             ensure!(start.elapsed() < Duration::from_millis(100), "over");
             Ok(())
         };
-        // The shell's child `sleep` keeps the pipes open after the shell is killed. `output` must not wait for their
-        // end.
+        // The shell's child `sleep` keeps the pipes open after the shell is killed. `output` must not wait until the
+        // pipes are closed.
         let error = output(shell("sleep 60; true"), check).unwrap_err();
         assert_eq!(error.to_string(), "over");
         assert!(start.elapsed() < Duration::from_secs(30));

@@ -105,7 +105,7 @@ fn replicas(kubectl: Kubectl<'_>) -> anyhow::Result<Vec<Replica>> {
     if replicas.is_empty() {
         bail!(
             "no replica of npl-feed is in namespace {namespace}, so only load balancers that read annotations get the \
-             node ports: install the feed with the chart's value feed.enabled=true, or give its namespace with \
+             node ports: install the feed with the chart's value feed.enabled=true, or give the feed's namespace with \
              --agent-namespace"
         );
     }
@@ -272,7 +272,7 @@ fn as_text(report: &Report, is_wide: bool) -> String {
     });
     text += &table(&["REPLICA", "NODE", "VERSION", "PROBLEM"], rows);
     if !report.agree {
-        text += "The replicas differ. The table of members is from the first replica that has a version.\n";
+        text += "The replicas differ. The table of members shows those of the first replica that has a version.\n";
     }
     text
 }

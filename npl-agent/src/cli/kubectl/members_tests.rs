@@ -49,7 +49,7 @@ fn a_replica_is_asked_at_its_port_and_by_tls_if_it_has_a_certificate() {
     assert_eq!(replica(&deleted), None);
 }
 
-/// The API server's proxy has no client certificate: a request would end with the API server's TLS error.
+/// The API server's proxy has no client certificate: a request would fail with the API server's TLS error.
 #[test]
 fn a_replica_that_requires_a_client_certificate_is_not_asked() {
     let variables = json!([{ "name": "NPL_FEED_TLS_CERT" }, { "name": "NPL_FEED_TLS_CLIENT_CA" }]);

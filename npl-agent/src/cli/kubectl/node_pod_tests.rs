@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the Pod for one command. A script takes the place of kubectl.
+//! Tests of `kubectl npl on --create-pod`. A script takes the place of kubectl.
 
 use std::{fs, path::Path};
 
 use super::*;
 use crate::cli::kubectl::script::Script;
 
-/// A script that takes the place of kubectl, and records its requests and the created objects. Each Pod runs at once,
+/// A script that takes the place of kubectl, and records the requests and the created objects. Each Pod runs at once,
 /// and the command in the Pod exits with 3.
 const KUBECTL: &str = r#"
 echo "$*" >> requests

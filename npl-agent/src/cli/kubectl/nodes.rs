@@ -113,7 +113,7 @@ pub(super) fn for_each<T: Send>(nodes: &[String], work: impl Fn(&str) -> T + Syn
     results.into_values().collect()
 }
 
-/// Runs a command of the agent on a Node, with this process's standard output, and returns its exit code.
+/// Runs a command of the agent on a Node, with this process's standard output, and returns the command's exit code.
 pub(super) fn run_on(kubectl: Kubectl<'_>, args: &OnArgs) -> anyhow::Result<ExitCode> {
     let agents = agents(kubectl)?;
     let Some(agent) = agents.get(&args.node).filter(|agent| agent.is_running) else {
@@ -134,10 +134,13 @@ fn no_agent(namespace: &str, node: &str, is_absent: bool) -> String {
     } else {
         format!("the agent's container on Node {node} does not run")
     };
-    format!("{reason}; with --create-pod, the command runs in a new Pod with the agent's rights, which is then removed")
+    format!(
+        "{reason}; with --create-pod, the command runs with the agent's rights in a new Pod, which is removed \
+    afterwards"
+    )
 }
 
-/// Returns the image for a Pod on a Node without a running agent: the `given` image, or that of an agent.
+/// Returns the image for a Pod on a Node without a running agent: the `given` image, or that of another agent.
 pub(super) fn image<'a>(given: Option<&'a str>, agents: &'a BTreeMap<String, AgentPod>) -> anyhow::Result<&'a str> {
     let used = || agents.values().map(|agent| agent.image.as_str()).find(|image| !image.is_empty());
     given.or_else(used).with_context(|| {

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 8;
 ///
 /// # Errors
 ///
-/// The first error of `accept`, after which no further element begins.
+/// Returns the first error of `accept`. After this error, no thread begins a further element.
 pub(super) fn for_each<T: Sync, R: Send, E>(
     elements: &[T],
     work: impl Fn(&T) -> R + Sync,

@@ -41,7 +41,7 @@ pub(super) fn show(kubectl: Kubectl<'_>, args: &ClusterStatusArgs) -> anyhow::Re
     let names = nodes.iter().map(|node| text_at(node, "/metadata/name"));
     let is_asked_for = |name: &&str| args.node.as_ref().is_none_or(|wanted| name == wanted);
     let asked: Vec<String> = names.filter(is_asked_for).map(str::to_owned).collect();
-    anyhow::ensure!(!asked.is_empty(), "the cluster has no such Node: `kubectl get nodes` lists all");
+    anyhow::ensure!(!asked.is_empty(), "the cluster has no such Node: `kubectl get nodes` lists all Nodes");
     let rows = for_each(&asked, |node| row(kubectl, node, &agents));
     match args.output {
         OutputFormat::Json => print_json(&rows)?,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Namespace with the Pods of one command, which the command removes at its end.
+//! A Namespace with the Pods of one command. The command removes the Namespace at its end.
 
 use std::time::Duration;
 

@@ -111,7 +111,7 @@ const DETAILS: [Column; 6] = [
     ("NEW FLOWS", |row| row.new_flows.to_string()),
     ("ENDS IN", |row| row.ends_in_millis.map_or_else(|| NONE.to_owned(), rows::duration)),
 ];
-/// The text that a column shows if a row has no value for it.
+/// The text that a column shows if the row has no value for this column.
 const NONE: &str = "-";
 
 fn as_table(rows: &[MappingRow], has_names: bool, has_rates: bool, is_wide: bool) -> String {

@@ -14,9 +14,8 @@ use crate::{
     datapath::tables::MappingRecord,
 };
 
-/// A row of the output: one node port. Ports are in host byte order. The counters count from the creation of the
-/// mapping. If no agent runs, names and states are absent. If the kernel has no mapping of the node port, the counters
-/// are 0.
+/// A row of the output: one node port. The counters count from the creation of the mapping. If no agent runs, names and
+/// states are absent. If the kernel has no mapping of the node port, the counters are 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct MappingRow {

@@ -140,7 +140,7 @@ fn ports(status: &Status) -> String {
     table(&["PORTS", "FAMILY", "USED", "DRAINING", "QUARANTINED", "FREE"], status.port_usage.iter().map(row))
 }
 
-/// Formats a table of the maps in [`Status::tables`]: of those that contain entries, or of all if `is_wide`.
+/// Formats a table of the maps in [`Status::tables`] that contain entries, or of all these maps if `is_wide`.
 fn tables(status: &Status, is_wide: bool) -> String {
     let shown = status.tables.iter().filter(|table| is_wide || table.used > 0);
     let row = |fill: &TableFill| {
@@ -204,8 +204,8 @@ fn forwarding(status: &Status) -> String {
     format!("{how} (Pod addresses: {pods}, devices: {devices}); other packets pass through the kernel stack")
 }
 
-/// Describes whether NPL's nftables table exempts replies from masquerading, and whether it marks connections for reply
-/// routing.
+/// Describes whether NPL's nftables table exempts replies from masquerading, and whether the table marks connections
+/// for reply routing.
 fn guard_of(status: &Status) -> String {
     if let Some(refusal) = &status.guard_refusal {
         return format!("cannot read nftables: {refusal}");
@@ -221,7 +221,7 @@ fn guard_of(status: &Status) -> String {
     format!("nftables table {}: {}", nft_guard::TABLE, effects.join("; "))
 }
 
-/// Describes how connections of clients on the Node itself and in its Pods are translated.
+/// Describes which cgroup hooks translate the connections of clients on the Node and in the Node's Pods.
 fn local_clients(hooks: &[&str]) -> String {
     if hooks.is_empty() { "not served: see --cgroup".to_owned() } else { format!("served by {}", hooks.join(", ")) }
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the counters of the kernel programs twice, and computes how many packets and new flows they counted per
-//! second.
+//! Reads the counters of the kernel programs twice, and computes the packets and new flows per second.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,7 +23,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Reads the counters, waits for the interval, and reads them again.
+    /// Reads the counters, waits for the interval, and reads the counters again.
     ///
     /// # Errors
     ///

@@ -52,7 +52,7 @@ pub(super) struct Status {
     pub(super) port_range: Option<String>,
     pub(super) node_addresses: Vec<String>,
     pub(super) devices: Vec<AttachedDevice>,
-    /// Devices that clients may use, but whose link-layer header the programs do not support.
+    /// Devices through which clients may reach the Node, but whose link-layer header the programs do not support.
     pub(super) unsupported_devices: Vec<UnsupportedDevice>,
     /// The recognized CNI, policy engines and Service proxy, and programs that run before NPL's programs.
     #[serde(flatten)]
@@ -141,8 +141,8 @@ pub(super) struct AttachedDevice {
     pub(super) ifindex: u32,
     /// The hooks of the device to which a program is attached, such as `ingress` and `egress`.
     pub(super) attached: Vec<&'static str>,
-    /// Whether packets are redirected to Pods through this device (`--forwarding redirect` or `offload`). A device of
-    /// the list for which this is false is an uplink, on which the packets of clients arrive.
+    /// Whether packets are redirected to Pods through this device (`--forwarding redirect` or `offload`). If this is
+    /// false, the device is an uplink.
     pub(super) leads_to_pods: bool,
     /// The program that translates requests from this device: `xdp` or `tc`.
     pub(super) requests: &'static str,
@@ -151,7 +151,7 @@ pub(super) struct AttachedDevice {
     pub(super) reason: Option<String>,
 }
 
-/// A device that clients may use, but that the programs do not support.
+/// A device through which clients may reach the Node, but which the programs do not support.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct UnsupportedDevice {
@@ -163,7 +163,8 @@ pub(super) struct UnsupportedDevice {
 /// The facts from which the output of `status` is computed.
 pub(super) struct Readings<'a> {
     pub(super) inspection: &'a Inspection,
-    /// The fills of NPL's flow tables for IPv4 and for IPv6; `None` if NPL's maps do not exist.
+    /// The numbers of entries and capacities of NPL's flow tables for IPv4 and for IPv6; `None` if NPL's maps do not
+    /// exist.
     pub(super) flow_tables: Option<[[FlowTableFill; 3]; 2]>,
     pub(super) network: NetworkView,
     /// Whether an agent holds the lock that prevents a second agent.

@@ -69,8 +69,8 @@ enum Pressed {
     Order(Order),
 }
 
-/// Waits until a key is pressed, and returns the key's action; `None` if no key with an action is pressed within
-/// `patience`.
+/// Waits at most `patience` for an event of the terminal. Returns the action of the pressed key; `None` for a key
+/// without an action, and for other events.
 fn pressed(patience: Duration) -> anyhow::Result<Option<Pressed>> {
     if !event::poll(patience).context("read the keyboard")? {
         return Ok(None);

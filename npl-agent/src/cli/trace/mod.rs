@@ -31,7 +31,8 @@ use crate::{
     local,
 };
 
-/// How many times the command extends the trace filter's lease within the duration of one lease.
+/// How many times the command extends tracing within [`TRACE_LEASE`]. Without an extension within this time, the
+/// programs turn tracing off.
 const EXTENSIONS: u32 = 3;
 /// How long an interrupted command waits for the reader of the output to read the remaining trace records.
 const READER: Duration = Duration::from_millis(500);
@@ -283,8 +284,8 @@ fn known_endpoints(args: &TraceArgs, agent: &AgentView) -> anyhow::Result<Vec<Tr
     Ok(endpoints)
 }
 
-/// Returns the addresses of the Pods to which a node port leads. A reply that is not translated yet does not contain
-/// the node port, so the filter selects such a reply by the Pod's address.
+/// Returns the addresses of the Pods to which a node port is mapped. A reply that is not translated yet does not
+/// contain the node port, so the filter selects such a reply by the Pod's address.
 fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     let views = agent.node_ports.iter().filter(|view| view.frontend.node_port.0 == port);
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))

@@ -47,7 +47,7 @@ struct Line<'a> {
     reason: Option<&'static str>,
     length: u32,
     before: &'a Packet,
-    /// The packet as the program left it; absent if the program did not change the packet.
+    /// The packet after the program; absent if the program did not change the packet.
     after: Option<&'a Packet>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes the trace records on a separate thread. If the reader of the output pauses, the command can still handle
-//! signals and extend the trace filter's lease.
+//! signals and extend the time for which tracing stays on.
 
 use std::{
     sync::{

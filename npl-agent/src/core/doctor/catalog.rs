@@ -76,14 +76,15 @@ checks! {
         Ok "The programs were loaded with the capability, or no programs are loaded yet.",
         Warning "The programs were loaded without the capability.",
         Unknown "The capabilities of the process cannot be read.";
-        effect "Each packet takes about 0.3 µs longer. Before Linux 6.6, there is also no XDP program.",
+        effect "Each translated packet takes 0.2 to 0.3 µs more CPU time. Before Linux 6.6, there is also no XDP \
+                program.",
         action "Run `npl-agent load` in an init container with `CAP_PERFMON`, then replace the agent's Pod.";
     agent: "Does an agent run on this Node?"
         Ok "An agent holds the lock of the BPF file system (`flock` on its folder `npl`).",
         Warning "No agent holds the lock.";
         effect "If maps and programs are pinned, the programs keep translating packets, but changes of Pods and Services are not applied. If no map is pinned, no Pod of the Node gets a node port.",
         action "Start an agent. The log of the previous agent states why it exited.";
-    api_server: "Does the running agent receive changes of Pods, Services and its Node from the API server?"
+    api_server: "Does the running agent receive changes of Pods, of Services and of its Node from the API server?"
         Ok "Every watch of the agent works, or no agent runs.",
         Warning "A watch has been failing for less than 30 s.",
         Failed "A watch has been failing for at least 30 s, or has received no data for at least 6 minutes.",
@@ -107,14 +108,16 @@ checks! {
         Ok "The programs support all of these devices.",
         Warning "The programs do not support at least one of these devices.",
         Unknown UNREADABLE;
-        effect "Clients behind this device are not served. All other clients are served.",
+        effect "Clients behind an unsupported device are not served. All other clients are served.",
         action "Set `reorder_hdr on` for a VLAN, and `remote` or `external` for a GRE tunnel. Before Linux 6.6, replace an `ingress` qdisc by `clsact`. Alternatively, name only the supported uplinks with `--devices`.";
     addresses: "Do node ports work on every address of the Node?"
         Ok "Node ports work on all addresses, or no map is pinned yet.",
         Warning "Node ports do not work on at least one address.",
         Unknown UNREADABLE;
         effect "Clients that connect to these addresses are not served.",
-        action "If no agent runs, start an agent. If an agent runs, run the check again after a second, because the agent serves new addresses with a short delay. If the check still lists addresses, the Node has more than 256 addresses of an IP family, of which only 256 are served.";
+        action "If no agent runs, start an agent. If an agent runs, run the check again after a second, because the \
+                agent serves new addresses with a short delay. If the check still reports addresses, the Node has more \
+                than 256 addresses of an IP family, of which only 256 are served.";
     annotations: "Do the annotations of the Node's Pods match the kernel's mappings and the Node's addresses?"
         Ok "Each annotation names only published addresses of the Node, and only host ports or node ports that the kernel maps to the Pod's port. Each mapping belongs to a Pod of the Node, or drains. The check ignores differences that last for less than a second. The state is also `ok` if no agent runs.",
         Warning "The kernel maps node ports that belong to no Pod of the Node.",
@@ -164,14 +167,18 @@ checks! {
     ip_forward: "Does the kernel forward IPv4 packets between the uplinks and the devices of Pods?"
         Ok "IPv4 forwarding is on for each of these devices, or the Node has no IPv4 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or only IPv6 node ports are mapped.",
-        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the device of a mapped Pod, even if the global `ip_forward` is 1; and IPv4 node ports are mapped, or no node port is mapped yet.",
+        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the \
+                device of a mapped Pod, even if the global `ip_forward` is 1. In addition, IPv4 node ports are mapped, \
+                or no node port is mapped yet.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set this sysctl to 1 for the device that the check names.";
     ipv6_forwarding: "Does the kernel forward IPv6 packets between the uplinks and the devices of Pods?"
         Ok "IPv6 forwarding is on, or the Node has no IPv6 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or the Node also has IPv4 addresses, and no IPv6 node port is mapped.",
-        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every uplink, on an uplink with a default route, or on the device of a mapped Pod; and IPv6 node ports are mapped, or no node port is mapped yet on a Node with IPv6 addresses only.",
+        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every \
+                uplink, on an uplink with a default route, or on the device of a mapped Pod. In addition, IPv6 node \
+                ports are mapped, or the Node has only IPv6 addresses and no node port is mapped yet.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set `net.ipv6.conf.all.forwarding` to 1.";
@@ -192,13 +199,13 @@ checks! {
         Warning "`nf_conntrack_tcp_be_liberal` is 0.",
         Unknown UNREADABLE_SYSCTL;
         effect "With `--forwarding offload`, no flow is offloaded. The modes `stack` and `redirect` do not need this sysctl.",
-        action "[Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
+        action "See [Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
     conntrack_timeouts: "Are the timeouts of kernel conntrack long enough for `--forwarding offload`?"
         Ok "The timeout for unacknowledged data is not shorter than the timeout for established connections, or kernel conntrack is not loaded.",
         Warning "The timeout for unacknowledged data is shorter than the timeout for established connections.",
         Unknown UNREADABLE_SYSCTL;
         effect "With `--forwarding offload`, kernel conntrack times out idle connections early.",
-        action "[Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
+        action "See [Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
     port_range: "Is the node port range free of ports that the kernel, Services or Cilium use?"
         Ok "The range does not overlap such ports.",
         Warning "The range overlaps `ip_local_port_range` or 30000-32767; or Cilium may masquerade connections with source ports of the range.",
@@ -213,7 +220,8 @@ checks! {
         action "Add 30000-32767 to `net.ipv4.ip_local_reserved_ports`.";
     nft_guard: "Are replies of mapped Pods exempt from masquerading?"
         Ok "The table `inet npl` exempts mapped endpoints, or no rule masquerades packets that leave the Node, or no map is pinned yet and the kernel has nftables.",
-        Warning "Rules of other software masquerade packets that leave the Node, and either the kernel has no nftables, or mappings are pinned and the table `inet npl` is missing.",
+        Warning "Rules of other software masquerade packets that leave the Node, and either the kernel has no \
+                 nftables, or maps are pinned and the table `inet npl` is missing.",
         Unknown UNREADABLE;
         effect "Replies of connections that kernel conntrack no longer tracks are masqueraded, and clients reject these packets.",
         action "Set `--nft-guard` to `auto`, load the kernel module `nf_tables`, and read the agent's log.";
@@ -223,7 +231,8 @@ checks! {
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies leave through another interface and may be lost.",
         action "See [Replies leave through another interface](../troubleshoot.md#replies-leave-through-another-interface). For an address of the Node, set `--forwarding redirect`, or publish an address of the main table's uplink with `--node-ip`.";
-    incoming_rules: "Do policy routing rules for devices of Pods send replies elsewhere?"
+    incoming_rules: "Do policy routing rules for devices of Pods lead replies to another uplink than the main table \
+                     does?"
         Ok "No rule for the device of a mapped Pod selects a table that leads replies to another uplink than the main table. Tables without routes have no effect.",
         Warning "A policy routing rule `iif DEVICE lookup TABLE` for a mapped Pod's device leads to another uplink than the main table, or TABLE has routes, but lacks a route through one or more of the uplinks. The AWS VPC CNI creates rules of this kind for Pods with security groups in strict mode.",
         Unknown UNREADABLE;

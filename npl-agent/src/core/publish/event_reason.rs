@@ -23,7 +23,7 @@ macro_rules! event_reasons {
                 match self { $( Self::$name => stringify!($object), )+ }
             }
 
-            /// The cause and its effect, in one or two sentences.
+            /// The cause and its effect, in a few sentences.
             pub const fn cause(self) -> &'static str {
                 match self { $( Self::$name => $cause, )+ }
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The archive of the cluster, and the documents in the archive of a Node.
+//! Writes the archive of the cluster, and reads the documents in the archives of the Nodes.
 
 use std::io::{Read, Write};
 
@@ -111,9 +111,9 @@ software.
     )
 }
 
-/// Returns the name of a Node's folder. Replaces all characters except letters, digits, `-` and `.`. The API server
-/// permits no other characters in the name of a Node, but a faulty server's answer must not lead to a path outside the
-/// archive's folder.
+/// Returns the name of a Node's folder. Replaces all characters except letters, digits, `-` and `.` by `_`. The API
+/// server permits no other characters in the name of a Node, but a faulty server's answer must not lead to a path
+/// outside the archive's folder.
 fn folder(node: &str) -> String {
     let is_safe = |character: char| character.is_ascii_alphanumeric() || "-.".contains(character);
     let name: String = node.chars().map(|character| if is_safe(character) { character } else { '_' }).collect();

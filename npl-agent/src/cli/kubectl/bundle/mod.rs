@@ -50,7 +50,8 @@ const NAMESPACE: Kind = Kind { label: "npl-bundle", level: "privileged" };
 const NODE_LIMIT: Duration = Duration::from_mins(1);
 /// The maximum size in bytes of a Node's compressed archive.
 const NODE_BYTES: usize = 16 << 20;
-/// The maximum size in bytes of the compressed archives of all Nodes together. Further Nodes are left out.
+/// The maximum size in bytes of the compressed archives of all Nodes together. A Node whose archive would exceed this
+/// size is left out.
 const TOTAL_BYTES: usize = 512 << 20;
 
 /// Writes the archive. The exit code is 0 if the archive has the documents of every selected Node and all documents of
@@ -83,7 +84,8 @@ fn write(
     let mut errors = BTreeMap::new();
     let names: Vec<String> = match &nodes {
         Ok(nodes) => nodes.iter().map(|node| text_at(node, "/metadata/name").to_owned()).collect(),
-        // If the user may not list Nodes, the command collects the documents of the Nodes that have an agent's Pod.
+        // If the Nodes cannot be listed, for example because the user lacks the permission, the command collects the
+        // documents of the Nodes that have an agent's Pod.
         Err(_) => agents.keys().filter(|name| !name.is_empty()).cloned().collect(),
     };
     let plans = summary::plan(&names, &args.node, &agents)?;
@@ -132,8 +134,8 @@ fn node_pods<'a>(
     Ok(Some(pods))
 }
 
-/// Collects the documents of all Nodes and adds them to the archive. Returns for each Node the row of the summary and
-/// the row of `kubectl npl status`, in the order of the Nodes.
+/// Collects the documents of the selected Nodes and adds the documents to the archive. Returns for each Node the row of
+/// the summary and the row of `kubectl npl status`, in the order of the Nodes.
 fn add_nodes(
     kubectl: Kubectl<'_>,
     args: &ClusterBundleArgs,
@@ -150,7 +152,8 @@ fn add_nodes(
             let unpacked = fetched.and_then(|compressed| {
                 ensure!(
                     bytes + compressed.len() <= TOTAL_BYTES,
-                    "with this Node, all archives would exceed {} MiB: collect this Node separately with --node",
+                    "with the archive of this Node, all archives together would exceed {} MiB: collect this Node \
+                     separately with --node",
                     TOTAL_BYTES >> 20
                 );
                 bytes += compressed.len();

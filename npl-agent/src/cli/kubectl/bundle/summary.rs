@@ -48,7 +48,7 @@ pub(super) fn plan<'a>(
 ) -> anyhow::Result<Vec<NodePlan<'a>>> {
     let existing: BTreeSet<&str> = nodes.iter().map(String::as_str).collect();
     if let Some(unknown) = wanted.iter().find(|name| !existing.contains(name.as_str())) {
-        bail!("the cluster has no Node {unknown}: `kubectl get nodes` lists all");
+        bail!("the cluster has no Node {unknown}: `kubectl get nodes` lists all Nodes");
     }
     let is_wanted = |name: &&str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
     let plans: Vec<_> =

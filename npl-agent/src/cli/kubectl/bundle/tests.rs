@@ -149,7 +149,7 @@ fn nodes_that_cannot_be_collected_are_named_and_do_not_stop_the_others() {
     assert!(verdicts[1..].iter().all(|verdict| *verdict == verdicts[1] && *verdict != "healthy"), "{status}");
 }
 
-/// The Pod on the second Node runs, and the Pod on the third Node fails.
+/// The new Pod on the second Node runs, and the new Pod on the third Node fails.
 #[test]
 fn nodes_without_a_running_agent_are_collected_in_new_pods_which_are_removed() {
     let script = cluster("bundle-pods");

@@ -23,7 +23,7 @@ pub(super) fn check(kubectl: Kubectl<'_>) -> anyhow::Result<Value> {
     document(check::lasting(kubectl, None, SETTLE)?)
 }
 
-/// The fields of Node objects that NPL uses, and the versions of the Node's software.
+/// Returns the fields of Node objects that NPL uses, and the versions of the Nodes' software.
 pub(super) fn nodes(nodes: &[Value]) -> Value {
     let fields = |node: &Value| {
         let info = |field: &str| text_at(node, &format!("/status/nodeInfo/{field}")).to_owned();

@@ -97,9 +97,9 @@ pub(super) struct Test<'a> {
 }
 
 /// Withdraws the node ports of all echo Pods, and tests during and after the drain whether connections on the path
-/// `working` are served. `working` is the first TCP path from a client Pod whose test has passed. If a step of the
-/// drain test returns an error, the returned rows contain the error, so that the results of the earlier tests are still
-/// printed.
+/// `working` are served. Of the TCP paths from client Pods, `working` is the first whose test has passed. If a step of
+/// the drain test returns an error, the returned rows contain the error, so that the results of the earlier tests are
+/// still printed.
 pub(super) fn rows(test: Test<'_>, published: &[Server], working: Option<&Path>) -> Vec<Row> {
     let mut rows = Vec::new();
     if let Err(error) = follow(test, published, working, &mut rows) {
@@ -140,7 +140,7 @@ fn row(path: &Path, node: &str, name: &str, (result, detail): (Outcome, String))
     Row { protocol: Some(path.probe.protocol), family: Some(family), ..Row::about(name, node, result, detail) }
 }
 
-/// Waits until the echo Pods' annotations name no node port. Failed requests to the API server are repeated, because
+/// Waits until the echo Pods' annotations contain no node port. Failed requests to the API server are repeated, because
 /// the API server may fail for a moment.
 fn withdrawals(test: Test<'_>, published: &[Server], start: Instant) -> anyhow::Result<Vec<Row>> {
     let mut left = Err(anyhow!("the annotations were not read"));
@@ -174,9 +174,9 @@ fn during(open: anyhow::Result<OpenConnection<'_>>, drain: Duration, start: Inst
     }
 }
 
-/// Sends requests until the result is certain: until a request is not answered, or until a request that was sent after
-/// the latest permitted end of the drain is answered. The API server accepted the withdrawal at most `disabled` after
-/// `start`.
+/// Sends requests until the result is certain. The result is certain once a request is not answered, or once a request
+/// that was sent after the latest permitted end of the drain is answered. The API server accepted the withdrawal at
+/// most `disabled` after `start`.
 fn after(
     test: Test<'_>,
     (pod, probe): (&str, Probe),

@@ -27,7 +27,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_mins(8);
 
 /// Prints the result of every path. The exit code is 1 if a path fails; otherwise 2 if a result is unknown or objects
-/// of the test are left; otherwise 0.
+/// of the test are left behind; otherwise 0.
 pub(super) fn run(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::watch(LIMIT)?;
     let kubectl = kubectl.within(&interrupt);

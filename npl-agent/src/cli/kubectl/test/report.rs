@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The result of `kubectl npl test`. For each failed path, the result includes the findings of `npl-agent doctor` on the
-//! Node that serves the mapping.
+//! The result of `kubectl npl test`. For each failed path, the result includes the findings of `npl-agent doctor` on
+//! the Node that serves the mapping.
 
 use std::collections::BTreeSet;
 
@@ -55,7 +55,8 @@ struct Finding {
 }
 
 impl Finding {
-    /// Formats the advice and the URL of the section. The readers are on a workstation without a copy of the documents.
+    /// Formats the advice and the URL of the section. The path in the repository is not sufficient, because the reader
+    /// may have no copy of the documents.
     fn advice_with_page(&self) -> Option<String> {
         let page = self.page.as_ref().map(|page| format!("    see {}\n", url(page)));
         Some(format!("{}: {}\n{}", self.key, self.advice.as_ref()?, page.unwrap_or_default()))

@@ -27,7 +27,7 @@ use crate::{
     kube::AnnotationKeys,
 };
 
-/// The Namespaces of tests.
+/// The kind of Namespace that `kubectl npl test` creates.
 pub(super) const NAMESPACE: Kind = Kind { label: "npl-test", level: "restricted" };
 /// The key of the Pods' label by which the Service selects the echo Pods.
 const ROLE: &str = "app.kubernetes.io/component";
@@ -76,7 +76,7 @@ impl<'a> Scene<'a> {
         if let Some((site, namespaces)) = sites.iter().find_map(|site| Some((site, site.namespaces()?))) {
             bail!(
                 "the agent on Node {} reads only Services of the namespaces {namespaces} (--namespaces), and the test's \
-                 Service is in a Namespace of its own: name Nodes whose agents read all namespaces with --node",
+                 Service is in a Namespace of its own: with --node, name Nodes whose agents read all namespaces",
                 site.node
             );
         }

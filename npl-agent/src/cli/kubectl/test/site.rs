@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Nodes on which the echo Pods run.
+//! Chooses the Nodes on which the echo Pods run, and reads facts about these Nodes and their agents.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,8 +67,8 @@ impl Site {
         self.variable("NPL_NAMESPACES").filter(|text| !text.is_empty())
     }
 
-    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. If the version of
-    /// the agent cannot print the addresses, they remain unknown.
+    /// Reads the addresses of the Node's devices in the agent's Pod, which runs on the host network. If the agent's
+    /// version has no command that prints the addresses, the addresses remain unknown.
     fn with_device_ips(mut self, kubectl: Kubectl<'_>) -> Self {
         let output = exec(kubectl, &self.agent, &["echo", "addresses"]);
         self.device_ips = output.ok().and_then(|(_code, text)| serde_json::from_str(&text).ok()).unwrap_or_default();
@@ -76,8 +76,8 @@ impl Site {
     }
 }
 
-/// Returns the Nodes of the test: the Nodes that the user has chosen; if the user has chosen none, the first Nodes that
-/// are ready, are not cordoned and have a running agent.
+/// Returns the Nodes of the test: the Nodes that the user has chosen. If the user has chosen none, returns the first
+/// Nodes that are ready, are not cordoned and have a running agent.
 pub(super) fn choose(kubectl: Kubectl<'_>, args: &TestArgs) -> anyhow::Result<Vec<Site>> {
     ensure!(args.node.len() <= NODES, "the test uses at most {NODES} Nodes");
     let mut agents = agents(kubectl)?;
