@@ -84,7 +84,7 @@ impl From<AddressOnly> for MemberAddress {
 /// One port of one Pod, as a load balancer reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// The address of the Node. In JSON, the fields `address` and `family` of the member.
+    /// The address of the Node. In JSON, the member's fields `address` and `family` contain this address.
     #[serde(flatten)]
     pub address: MemberAddress,
     /// The node port of the Pod port.

@@ -38,7 +38,7 @@ pages! {
     STATES = "docs/operate.md#states-of-a-node-port";
     /// The section about drain and quarantine.
     WITHDRAWAL = "docs/operate.md#what-withdrawal-does-drain-and-quarantine";
-    /// The section about limits such as that of open files.
+    /// The section about limits such as the limit of open files.
     LIMITS = "docs/operate.md#other-limits";
     /// The section about the agent's options.
     OPTIONS = "docs/install.md#options";
@@ -54,7 +54,7 @@ pages! {
     FEED_SECURITY = "docs/load-balancers.md#security";
 }
 
-/// The URL of the repository's folder, to which the paths of the documents are relative.
+/// The URL of the repository's root directory, to which the paths of the documents are relative.
 const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
 
 /// Returns the URL of a document or of a section of a document, such as [`EVENTS`]. Readers of Events, alerts and

@@ -66,9 +66,9 @@ impl ServiceTraffic {
         }
     }
 
-    /// Returns whether a mapping is absent from `owners`, or has another owner there. The caller must then call
-    /// [`Self::observe`] before [`Self::set_owners`], because the traffic since the last reading belongs to the earlier
-    /// owner.
+    /// Returns whether a mapping whose owner is known is absent from `owners`, or has another owner there. The caller
+    /// must then call [`Self::observe`] before [`Self::set_owners`], because the traffic since the last reading belongs
+    /// to the earlier owner.
     pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<ServiceTarget>>) -> bool {
         self.owners.iter().any(|(frontend, earlier)| match owners.get(frontend) {
             None => true,
@@ -191,7 +191,7 @@ mod tests {
         of.iter().map(|(number, service)| (frontend(*number), service.map(port))).collect()
     }
 
-    /// Reads counters of mappings, and adds `removed` packets of removed mappings to the total.
+    /// Creates a sample of the counters of mappings. The total also contains `removed` packets of removed mappings.
     fn sample(mappings: &[(u16, u64)], removed: u64) -> CounterSample {
         let total = stats(mappings.iter().map(|(_, packets)| packets).sum::<u64>() + removed);
         CounterSample {

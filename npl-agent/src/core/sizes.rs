@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
-//! other maps have a constant size. In some of these maps, the programs select a slot by a hash with a constant mask.
-//! In the rest, the number of entries has a documented limit.
+//! Computes the sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT
+//! maps. All other maps have a constant size. In some of these maps, the programs select a slot by a hash with a
+//! constant mask. The number of entries of the remaining maps has a documented limit.
 
 use std::{fmt, str::FromStr};
 

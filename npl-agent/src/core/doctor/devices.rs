@@ -37,7 +37,7 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
-/// Checks for addresses of the Node on which node ports do not answer.
+/// Checks for addresses of the Node on which NPL does not serve node ports.
 pub(super) fn addresses(facts: &Facts) -> Finding {
     let key = "addresses";
     let (datapath, devices) = match (&facts.datapath, &facts.devices) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor's checks of the nftables guard.
+//! Checks the nftables guard, that is, NPL's nftables table `inet npl`, and the routes of replies that need the guard's
+//! marks.
 
 use std::{collections::BTreeSet, net::IpAddr};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the paths to node ports that `kubectl npl test` tries, and judges the observations of its clients.
+//! Plans the paths to node ports that `kubectl npl test` tries, and judges the observations of the test's clients.
 
 mod drain;
 mod judge;

@@ -31,8 +31,8 @@ impl PlannerState {
     }
 }
 
-/// Returns the operations that reserve the ports of existing mappings while the agent waits for the API server, because
-/// the reservation of a thousand ports takes a long time.
+/// Returns the operations that reserve the ports of existing mappings. The agent does so while it waits for the API
+/// server, because reserving a thousand ports takes long.
 pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);

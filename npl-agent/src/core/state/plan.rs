@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plans the operations of one pass: expires timers and advances the phases of claims; then plans at most one operation
-//! for each frontend; finally plans the writes of annotations.
+//! for each frontend; finally plans the writes of annotations and readiness gates.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::core::{
     ports::Phase,
 };
 
-/// The frontend that is less than or equal to every frontend in the sort order.
+/// A lower bound of all frontends in the sort order.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
 /// The action that a frontend needs next.

@@ -14,7 +14,7 @@ use crate::core::{
     publish::annotation::{self, Entry, SeenEntry},
 };
 
-/// The state of a write to a Pod whose result the watch has not shown yet.
+/// The state of an outstanding write to a Pod: the watch has not shown the result of the write yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Write {
     /// The write was sent to the executor, and the API server has not answered yet.
@@ -168,8 +168,9 @@ impl PlannerState {
         }
     }
 
-    /// The gate opens after the API server has the annotation with all node ports, so that no load balancer finds a
-    /// ready Pod without the annotation. The gate of a Pod that is being deleted stays closed.
+    /// The gate opens after the API server has the annotation with every node port that the Pod can get, so that no
+    /// load balancer finds a ready Pod whose annotation lacks such a node port. The gate of a Pod that is being deleted
+    /// stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted);
@@ -197,8 +198,8 @@ impl PlannerState {
         annotation::named_by(pod).iter().all(is_its)
     }
 
-    /// Returns the correct annotation entries of a Pod: each entry has a mapping that currently leads to the Pod port,
-    /// or is a host port.
+    /// Returns the correct annotation entries of a Pod: each entry names a host port, or a node port whose mapping
+    /// currently leads to the Pod port.
     pub(in crate::core) fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the agent, in the format in which commands such as `status` read the state from the agent's local
-//! socket.
+//! The state of the agent, in the format that commands such as `status` read from the agent's local socket.
 //!
 //! A new version of NPL may add fields but must not rename fields, because a command may read the state of an agent of
 //! another version.
@@ -38,7 +37,7 @@ pub struct AgentView {
     /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
     /// Whether an admission policy restricts the agent's writes; `None` until an answer of the API server has shown
-    /// whether a policy restricts them.
+    /// whether a policy restricts the writes.
     pub is_confined: Option<bool>,
     /// The devices through which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Explains why a Pod or a Service is served or not served, by a chain of conditions: from the Service to the last
-//! packet. The conditions are evaluated on the same state from which the agent plans operations. The first broken link
-//! of the chain is the cause of all broken links that follow it.
+//! Explains why a Pod or a Service is served or not served, by a chain of conditions: from the agent's prerequisites to
+//! the last packet. The conditions are evaluated on the same state from which the agent plans operations. The first
+//! broken link of the chain is the cause of all broken links that follow it.
 
 mod pod;
 mod service;

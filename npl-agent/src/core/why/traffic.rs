@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last two links of a chain: whether packets were translated, and why packets were not translated. These two links
-//! come from the kernel's counters, which the command `why` reads itself; the agent provides the preceding links.
+//! Builds the last two links of a chain: whether packets were translated, and why packets were not translated. The
+//! command `why` builds these two links from the kernel's counters; the agent provides the preceding links.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 

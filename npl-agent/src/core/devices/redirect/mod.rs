@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides to which Pods packets are redirected with `--forwarding redirect` and `offload`. If packets to a Pod are not
-//! redirected, gives the reason why the host's stack forwards them.
+//! redirected, returns the reason why the host's stack forwards these packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -156,7 +156,8 @@ pub enum RedirectRefusal {
     /// The device is one end of a veth pair whose other end is in the same network namespace, so the pair leads into no
     /// Pod.
     EndsOnTheNode,
-    /// The device is of a kind that forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
+    /// The device is of a kind that forwards packets by its own rules, such as Open vSwitch, ipvlan, macvlan or a
+    /// tunnel.
     UnknownKind,
     /// The device has a master (bridge, bond, VRF), which forwards the packets of the device.
     IsEnslaved,
