@@ -46,7 +46,7 @@ pages! {
     ABI_UPGRADE = "docs/upgrade.md#between-abi-versions";
     /// The section about Antrea's agent and NPL's agent on the same Node.
     BOTH_AGENTS = "docs/antrea-compatibility.md#both-agents-run";
-    /// The section about failures around the feed.
+    /// The section about failures of the feed and of the components on which the feed depends.
     FEED_FAILURES = "docs/load-balancers.md#when-something-fails";
     /// The section about the feed's DNS interface.
     FEED_DNS = "docs/load-balancers.md#dns";

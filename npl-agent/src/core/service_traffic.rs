@@ -24,7 +24,7 @@ pub struct ServiceTarget {
     pub namespace: String,
     /// The name of the Service.
     pub service: String,
-    /// The Pod port to which the port of the Service leads.
+    /// The Pod port that receives the traffic of the Service port.
     pub pod_port: PodPort,
     /// The transport protocol.
     pub protocol: Protocol,
@@ -77,9 +77,9 @@ impl ServiceTraffic {
         })
     }
 
-    /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping drains,
-    /// because its Pod or Service is gone. New Service ports get sums of their own, in the order of namespace, name
-    /// and port, until `max` Service ports have such sums.
+    /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping
+    /// drains, because no Service requests its Pod port any more. New Service ports get sums of their own, in the order
+    /// of namespace, name and port, until `max` Service ports have such sums.
     pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<ServiceTarget>>) {
         let mut earlier = std::mem::take(&mut self.owners);
         let with_owner = owners

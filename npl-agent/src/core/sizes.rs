@@ -26,7 +26,7 @@ const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
 /// The smallest and the largest number that `--max-flows` accepts.
 const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
 /// The number of flows for which the socket reverse NAT map gets one entry: only connections of local clients need an
-/// entry there.
+/// entry in this map.
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The minimum number of entries of the socket reverse NAT map.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
@@ -47,7 +47,7 @@ pub const USUAL_PAGE: u64 = 4096;
 const RING_BUFFER_PAGES: u64 = 3;
 
 /// The value of `--max-flows`: the number of flows for which the TCP flow table of each IP family has room. The UDP
-/// table has room for half as many, and the SCTP table for a sixteenth of the number.
+/// table has room for half as many flows, and the SCTP table for a sixteenth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
     /// The number of flows follows from the memory and the CPUs of the machine.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the plan of the cleanup.
+//! Tests which kernel state the cleanup removes, and in which order.
 
 use npl_common::names::ABI_VERSION;
 

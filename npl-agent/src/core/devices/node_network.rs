@@ -44,7 +44,8 @@ impl PodRoutes {
         self.routes.extend(routes);
     }
 
-    /// Removes all Pod addresses except `addresses`. Returns those of `addresses` whose routes were not looked up yet.
+    /// Removes all Pod addresses except `addresses`. Returns the addresses in `addresses` whose routes were not looked
+    /// up yet.
     pub fn retain(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.known.retain(|addr| addresses.contains(addr));
         self.routes.retain(|addr, _| addresses.contains(addr));

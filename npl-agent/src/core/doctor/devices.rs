@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor's checks of the Node's network devices.
+//! Checks the Node's network devices, their addresses and the order of their programs.
 
 use super::{
     Facts, Finding, abridged,
@@ -98,8 +98,8 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     )
 }
 
-/// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
-/// from running.
+/// Checks for programs of other software that run ahead of NPL's programs: a final verdict of these programs prevents
+/// NPL's programs from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {

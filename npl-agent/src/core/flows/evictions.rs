@@ -4,7 +4,7 @@
 //! sweep, plus the new entries, minus the entries that were removed with their mappings, minus the entries that the
 //! second sweep finds.
 
-/// The numbers that one sweep of the flow tables of an IP family yields.
+/// The result of one sweep of the flow tables of an IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sweep {
     /// The number of entries that the sweep found in the flow tables.

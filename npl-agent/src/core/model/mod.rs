@@ -214,8 +214,8 @@ impl fmt::Display for ServiceUid {
     }
 }
 
-/// The state of NPL's readiness gate: whether the Pod's `readinessGates` contain the gate, and the Pod's condition of
-/// that name.
+/// The state of NPL's readiness gate: whether the Pod's `readinessGates` contain the gate, and whether the Pod's
+/// condition of that name is true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// The Pod's spec does not name the gate.
@@ -406,8 +406,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A connection or UDP flow to a node port whose destination kernel conntrack translates, because of a DNAT rule of
-/// other software such as Antrea's agent.
+/// A connection or UDP flow to a node port. Kernel conntrack translates the destination of the flow's packets, because
+/// of a DNAT rule of other software such as Antrea's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranslatedConnection {
     /// The transport protocol.

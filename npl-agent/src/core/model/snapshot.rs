@@ -77,9 +77,9 @@ struct NodePortService {
 /// claims of Pods with the same address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
-    /// How often the API server's store had been restored before the first event in which the Pod has the address.
-    /// Resource versions from before and after a restore cannot be compared: restored objects have lower resource
-    /// versions.
+    /// The number of times that the API server's store had been restored before the first event in which the Pod has
+    /// the address. Resource versions from before and after a restore cannot be compared: restored objects have lower
+    /// resource versions.
     restores: u64,
     /// The Pod's resource version in the first event in which the Pod has the address.
     resource_version: u64,
@@ -114,7 +114,7 @@ pub(in crate::core) struct Snapshot {
     /// All Services with a `nodePort` or `healthCheckNodePort`, whether or not NPL assigns node ports to their Pods.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
-    /// How often the API server's store was restored from a backup since the agent started.
+    /// The number of times that the API server's store was restored from a backup since the agent started.
     restores: u64,
 }
 
@@ -317,7 +317,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of this name if it has this uid, or if `uid` is `None`.
+    /// Removes the Pod with this key if the Pod has this uid, or if `uid` is `None`.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);

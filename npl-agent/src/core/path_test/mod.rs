@@ -81,7 +81,7 @@ impl Server {
 pub enum Client {
     /// The workstation on which the test runs.
     Outside,
-    /// A client Pod on another Node than that of the echo Pod.
+    /// A client Pod on a Node other than the echo Pod's Node.
     OtherNode,
     /// The client Pod on the Node of the echo Pod.
     OwnNode,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adoption of the state that an earlier agent left: a restarted agent adopts existing mappings first, then the node
-//! ports that annotations name. The agent also continues the quarantine of ports that an earlier agent unmapped.
+//! Adopts the state that an earlier agent left: a restarted agent adopts existing mappings first, then the node ports
+//! that annotations name. The agent also continues the quarantine of ports that an earlier agent unmapped.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl PlannerState {
 }
 
 /// Returns the operations that reserve the ports of existing mappings. The agent does so while it waits for the API
-/// server, because reserving a thousand ports takes long.
+/// server, because reserving a thousand ports takes a long time.
 pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);

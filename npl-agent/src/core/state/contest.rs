@@ -12,7 +12,7 @@ use crate::core::{
     state::PlannerState,
 };
 
-/// How many times the agent immediately overwrites a value that another writer has set: a person may edit the
+/// The number of times that the agent immediately overwrites a value that another writer has set: a person may edit the
 /// annotation a few times.
 const AT_ONCE: u32 = 3;
 /// The delay in milliseconds before the agent overwrites a value of another writer, after the agent has overwritten
@@ -32,7 +32,7 @@ pub(in crate::core) struct Contests(BTreeMap<PodUid, Contest>);
 #[derive(Debug)]
 struct Contest {
     pod: PodKey,
-    /// How often another writer has replaced the agent's value of the annotation.
+    /// The number of times that another writer has replaced the agent's value of the annotation.
     overwrites: u32,
     /// The field manager that wrote the last value, if the API server names one.
     manager: Option<String>,

@@ -347,7 +347,8 @@ impl PlannerState {
         }
     }
 
-    /// Makes the next pass examine all frontends of a Pod, because the Pod's annotation decides their phases.
+    /// Makes the next pass examine all frontends of a Pod, because the Pod's annotation decides the phases of these
+    /// frontends.
     pub(in crate::core) fn touch_all_of(&mut self, uid: &PodUid) {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }

@@ -241,7 +241,7 @@ impl PlannerState {
     }
 
     /// Returns the Pods for which `ops` reserve a port, allow sources or write a mapping. The annotations of these Pods
-    /// are written in a later pass, so that each annotation is written once.
+    /// are written in a later pass, so that each annotation is written only once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

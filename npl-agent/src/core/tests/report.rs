@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests when problems are reported by Events, and when they are logged.
+//! Tests when problems are reported by Events, and when problems are logged.
 
 use std::collections::BTreeMap;
 

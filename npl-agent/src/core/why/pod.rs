@@ -249,7 +249,7 @@ impl PodFacts<'_> {
                 let text = if self.pod.is_terminating {
                     "closed; the gate of a Pod that is being deleted stays closed"
                 } else if are_containers_ready {
-                    "closed, so the Pod is not ready; its containers are ready, but not every requested port is published"
+                    "closed, so the Pod is not ready; its containers are ready, but a requested port is not published"
                 } else {
                     "closed, so the Pod is not ready; its containers are not ready either"
                 };
