@@ -84,7 +84,8 @@ impl From<AddressOnly> for MemberAddress {
 /// One port of one Pod, as a load balancer reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// The address of the Node. In JSON, the member's fields `address` and `family` contain this address.
+    /// The address of the Node. The JSON object of the member contains the fields `address` and `family` of this
+    /// address.
     #[serde(flatten)]
     pub address: MemberAddress,
     /// The node port of the Pod port.

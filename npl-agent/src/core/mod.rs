@@ -14,9 +14,9 @@
 //!
 //! A node port is claimed, reserved, mapped and published, then withdrawn, drained, unmapped, quarantined and released.
 //! Every mapping that an annotation names exists, with three exceptions: Pods that have finished, Pods that have lost
-//! their address, and Pods whose address another Pod claims with precedence. A mapping of one of these Pods could lead
-//! to another Pod. So the agent removes the mapping in the pass that withdraws the annotation, without waiting for the
-//! API server's answer.
+//! their address, and Pods whose address another Pod claims with precedence. A mapping of one of these Pods could point
+//! to the address of another Pod. So the agent removes the mapping in the pass that withdraws the annotation, without
+//! waiting for the API server's answer.
 //!
 //! A mapping's allowed sources are written to the kernel before the mapping is restricted. An allowed source is removed
 //! from the kernel only after the restriction has ended, or when no Service's list contains the source any more.

@@ -76,7 +76,7 @@ checks! {
         Ok "The programs were loaded with the capability, or no programs are loaded yet.",
         Warning "The programs were loaded without the capability.",
         Unknown "The capabilities of the process cannot be read.";
-        effect "Each packet takes about 0.3 µs longer. Before Linux 6.6, no XDP program is attached either.",
+        effect "Each packet takes about 0.3 µs longer. Before Linux 6.6, the agent also attaches no XDP program.",
         action "Run `npl-agent load` in an init container with `CAP_PERFMON`, then replace the agent's Pod.";
     agent: "Does an agent run on this Node?"
         Ok "An agent holds the lock of the BPF file system (`flock` on its directory `npl`).",

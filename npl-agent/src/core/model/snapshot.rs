@@ -92,9 +92,10 @@ struct AddressClaim {
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the address's IP family.
     Unmapped,
-    /// A mapping of the Pod leads to the address, so the Pod held the address when the earlier agent wrote the mapping.
+    /// A mapping of the Pod points to the address, so the Pod held the address when the earlier agent wrote the
+    /// mapping.
     Mapped,
-    /// All mappings of the Pod lead to a different address, so the Pod got the claimed address after the earlier agent
+    /// All mappings of the Pod point to a different address, so the Pod got the claimed address after the earlier agent
     /// wrote the mappings.
     Moved,
 }

@@ -63,8 +63,8 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Orders the claims of Pods with the same address by the existing mappings. A Pod whose mapping leads to the address
-/// takes precedence over a Pod without a mapping. A Pod whose mappings all lead to its former address takes precedence
+/// Orders the claims of Pods with the same address by the existing mappings. A Pod whose mapping points to the address
+/// takes precedence over a Pod without a mapping. A Pod whose mappings all point to its former address takes precedence
 /// over both: this Pod got the address after the earlier agent wrote the mappings.
 fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };

@@ -170,7 +170,7 @@ impl PlannerState {
             Some(Phase::Quarantined { until: Some(until) }) => until <= now,
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
         };
-        // If a mapping leads to the wrong Pod and another process uses the node port, the agent cannot correct the
+        // If a mapping points to the wrong Pod and another process uses the node port, the agent cannot correct the
         // mapping, and removes it.
         let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
@@ -208,7 +208,7 @@ impl PlannerState {
         }
     }
 
-    /// Whether the frontend's mapping in the kernel leads to the Pod port that the claim requires.
+    /// Whether the frontend's mapping in the kernel points to the Pod port that the claim requires.
     pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);

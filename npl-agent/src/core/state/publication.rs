@@ -199,7 +199,7 @@ impl PlannerState {
     }
 
     /// Returns the correct annotation entries of a Pod: each entry names a host port, or a node port whose mapping
-    /// currently leads to the Pod port.
+    /// currently points to the Pod port.
     pub(in crate::core) fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {
@@ -214,7 +214,7 @@ impl PlannerState {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// Returns the node port whose mapping leads to the Pod port. While the Pod port moves to a new node port, the
+    /// Returns the node port whose mapping points to the Pod port. While the Pod port moves to a new node port, the
     /// result is the old node port until the new mapping works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
@@ -223,7 +223,7 @@ impl PlannerState {
         working.first().map(|frontend| frontend.node_port)
     }
 
-    /// Whether the frontend's mapping exists and leads to the Pod port that the claim requires.
+    /// Whether the frontend's mapping exists and points to the Pod port that the claim requires.
     fn works(&self, frontend: Frontend) -> bool {
         self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }
