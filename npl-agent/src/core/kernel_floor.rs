@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// The oldest supported kernel on most architectures.
+/// The oldest supported kernel on all architectures except arm64.
 pub const KERNEL_FLOOR_TEXT: &str = "5.10";
 
 /// The oldest kernel that NPL supports on an architecture.
@@ -12,12 +12,14 @@ pub struct KernelFloor {
     /// Major and minor version.
     pub version: (u8, u8),
     text: &'static str,
-    /// The reason why this architecture needs a newer kernel than other architectures.
+    /// The reason why this architecture needs a newer kernel than [`KERNEL_FLOOR_TEXT`]; `None` if that version
+    /// suffices.
     reason: Option<&'static str>,
 }
 
 impl KernelFloor {
-    /// Returns the oldest supported kernel on an architecture. `arch` is Rust's name of the architecture.
+    /// Returns the oldest supported kernel on an architecture. `arch` is the architecture's name in Rust, such as
+    /// `aarch64`.
     pub fn of(arch: &str) -> Self {
         match arch {
             "aarch64" => Self {

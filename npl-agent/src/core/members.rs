@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. For `kubectl npl
-//! members`, this module also compares the members that several replicas of the feed serve.
+//! Types for the members of a Service, in the format of the feed's path `/v1/members/NAMESPACE/SERVICE`. For `kubectl
+//! npl members`, this module also compares the members that several replicas of the feed serve.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -52,8 +52,8 @@ pub struct Names {
     pub http: String,
 }
 
-/// The address of a Node. The JSON object also has the address's IP family, which is derived from the address. When the
-/// object is read, only its field `address` is used.
+/// The address of a Node. The JSON object also contains the address's IP family, which is derived from the address.
+/// When a JSON object is read, only the field `address` is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "AddressWithFamily", from = "AddressOnly")]
 pub struct MemberAddress(pub IpAddr);
@@ -84,7 +84,8 @@ impl From<AddressOnly> for MemberAddress {
 /// One port of one Pod, as a load balancer reaches it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// The address of the Node. In JSON, the fields `address` and `family` of the member.
+    /// The address of the Node. The JSON object of the member contains the fields `address` and `family` of this
+    /// address.
     #[serde(flatten)]
     pub address: MemberAddress,
     /// The node port of the Pod port.

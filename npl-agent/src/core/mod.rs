@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure decisions: the desired state, and the order of the operations that establish the desired state.
+//! Computes the desired state, and the order of the operations that establish the desired state.
 //!
 //! The core does no I/O, reads no clock, uses no random numbers and writes no log. The same input gives the same
 //! output, regardless of the order in which changes arrive.
@@ -12,10 +12,10 @@
 //!                      └───────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
-//! released. Every mapping that an annotation names exists, with three exceptions: Pods that have finished, Pods that
-//! have lost their address, and Pods whose address another Pod claims with precedence. A mapping of one of these Pods
-//! could lead to another Pod. So the agent removes the mapping in the pass that withdraws the annotation, without
+//! A node port is claimed, reserved, mapped and published, then withdrawn, drained, unmapped, quarantined and released.
+//! Every mapping that an annotation names exists, with three exceptions: Pods that have finished, Pods that have lost
+//! their address, and Pods whose address another Pod claims with precedence. A mapping of one of these Pods could point
+//! to the address of another Pod. So the agent removes the mapping in the pass that withdraws the annotation, without
 //! waiting for the API server's answer.
 //!
 //! A mapping's allowed sources are written to the kernel before the mapping is restricted. An allowed source is removed

@@ -18,7 +18,7 @@ pub enum Op {
     UpsertMapping(Frontend, Backend),
     /// Patch the Pod's annotation or readiness condition.
     WritePod {
-        /// The Pod whose status is patched.
+        /// The Pod that is patched.
         pod: PodKey,
         /// The Pod's uid; a Pod of the same name with another uid is not patched.
         uid: PodUid,
@@ -133,9 +133,9 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The position of this kind of operation in a pass. Because of this order, the agent can stop after any operation.
-    /// Every mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
-    /// ARCHITECTURE.md). Every mapping has its reservation and its allowed sources.
+    /// The position of this kind of operation in a pass. Because of this order, the agent can stop after any operation:
+    /// every mapping that a published annotation names then exists in the datapath (exceptions: invariant 4 in
+    /// ARCHITECTURE.md), with its reservation and its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

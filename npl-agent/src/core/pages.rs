@@ -38,7 +38,7 @@ pages! {
     STATES = "docs/operate.md#states-of-a-node-port";
     /// The section about drain and quarantine.
     WITHDRAWAL = "docs/operate.md#what-withdrawal-does-drain-and-quarantine";
-    /// The section about limits such as that of open files.
+    /// The section about limits such as the limit of open files.
     LIMITS = "docs/operate.md#other-limits";
     /// The section about the agent's options.
     OPTIONS = "docs/install.md#options";
@@ -46,7 +46,7 @@ pages! {
     ABI_UPGRADE = "docs/upgrade.md#between-abi-versions";
     /// The section about Antrea's agent and NPL's agent on the same Node.
     BOTH_AGENTS = "docs/antrea-compatibility.md#both-agents-run";
-    /// The section about failures around the feed.
+    /// The section about failures of the feed and of the components on which the feed depends.
     FEED_FAILURES = "docs/load-balancers.md#when-something-fails";
     /// The section about the feed's DNS interface.
     FEED_DNS = "docs/load-balancers.md#dns";
@@ -54,7 +54,7 @@ pages! {
     FEED_SECURITY = "docs/load-balancers.md#security";
 }
 
-/// The URL of the repository's folder, to which the paths of the documents are relative.
+/// The URL of the repository's root directory, to which the paths of the documents are relative.
 const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
 
 /// Returns the URL of a document or of a section of a document, such as [`EVENTS`]. Readers of Events, alerts and

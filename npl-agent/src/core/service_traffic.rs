@@ -24,7 +24,7 @@ pub struct ServiceTarget {
     pub namespace: String,
     /// The name of the Service.
     pub service: String,
-    /// The Pod port to which the port of the Service leads.
+    /// The Pod port that receives the traffic of the Service port.
     pub pod_port: PodPort,
     /// The transport protocol.
     pub protocol: Protocol,
@@ -66,9 +66,9 @@ impl ServiceTraffic {
         }
     }
 
-    /// Returns whether a mapping is absent from `owners`, or has another owner there. The caller must then call
-    /// [`Self::observe`] before [`Self::set_owners`], because the traffic since the last reading belongs to the earlier
-    /// owner.
+    /// Returns whether a mapping whose owner is known is absent from `owners`, or has another owner there. The caller
+    /// must then call [`Self::observe`] before [`Self::set_owners`], because the traffic since the last reading belongs
+    /// to the earlier owner.
     pub fn changes_owner(&self, owners: &BTreeMap<Frontend, Option<ServiceTarget>>) -> bool {
         self.owners.iter().any(|(frontend, earlier)| match owners.get(frontend) {
             None => true,
@@ -77,9 +77,9 @@ impl ServiceTraffic {
         })
     }
 
-    /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping drains,
-    /// because its Pod or Service is gone. New Service ports get sums of their own, in the order of namespace, name
-    /// and port, until `max` Service ports have such sums.
+    /// Sets the Service port of each mapping. A mapping without an owner keeps its earlier owner: such a mapping
+    /// drains, because no Service requests its Pod port any more. New Service ports get sums of their own, in the order
+    /// of namespace, name and port, until `max` Service ports have such sums.
     pub fn set_owners(&mut self, owners: BTreeMap<Frontend, Option<ServiceTarget>>) {
         let mut earlier = std::mem::take(&mut self.owners);
         let with_owner = owners
@@ -191,7 +191,7 @@ mod tests {
         of.iter().map(|(number, service)| (frontend(*number), service.map(port))).collect()
     }
 
-    /// Reads counters of mappings, and adds `removed` packets of removed mappings to the total.
+    /// Creates a sample of the counters of mappings. The total also contains `removed` packets of removed mappings.
     fn sample(mappings: &[(u16, u64)], removed: u64) -> CounterSample {
         let total = stats(mappings.iter().map(|(_, packets)| packets).sum::<u64>() + removed);
         CounterSample {

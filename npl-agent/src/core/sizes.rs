@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT maps. All
-//! other maps have a constant size. In some of these maps, the programs select a slot by a hash with a constant mask.
-//! In the rest, the number of entries has a documented limit.
+//! Computes the sizes of the maps that depend on the Node's memory and CPUs: the flow tables and the socket reverse NAT
+//! maps. All other maps have a constant size. In some of these maps, the programs select a slot by a hash with a
+//! constant mask. The number of entries of the remaining maps has a documented limit.
 
 use std::{fmt, str::FromStr};
 
@@ -26,7 +26,7 @@ const DEFAULT_FLOWS: [u32; 2] = [32_768, 262_144];
 /// The smallest and the largest number that `--max-flows` accepts.
 const ACCEPTED_FLOWS: [u32; 2] = [4096, 8_388_608];
 /// The number of flows for which the socket reverse NAT map gets one entry: only connections of local clients need an
-/// entry there.
+/// entry in this map.
 const FLOWS_PER_LOCAL_CLIENT: u32 = 8;
 /// The minimum number of entries of the socket reverse NAT map.
 const LEAST_SOCKET_RNAT: u32 = 16_384;
@@ -47,7 +47,7 @@ pub const USUAL_PAGE: u64 = 4096;
 const RING_BUFFER_PAGES: u64 = 3;
 
 /// The value of `--max-flows`: the number of flows for which the TCP flow table of each IP family has room. The UDP
-/// table has room for half as many, and the SCTP table for a sixteenth of the number.
+/// table has room for half as many flows, and the SCTP table for a sixteenth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MaxFlows {
     /// The number of flows follows from the memory and the CPUs of the machine.

@@ -30,7 +30,7 @@ pub struct Cluster {
     pub nodes: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
-/// The kind of a difference between annotations, the cluster and the kernel's mappings.
+/// The kind of a difference between annotations, objects of the cluster and the kernel's mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -65,7 +65,7 @@ impl Kind {
     }
 }
 
-/// A difference between annotations, the cluster and the kernel's mappings.
+/// A difference between annotations, objects of the cluster and the kernel's mappings.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inconsistency {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares the annotations of one Node's Pods with the mappings in the kernel and with the published addresses of the
-//! Node, in both directions. `npl-agent doctor` reports the differences.
+//! Compares the annotations of one Node's Pods with the mappings in the kernel, in both directions, and with the
+//! published addresses of the Node. `npl-agent doctor` reports the differences.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -122,13 +122,13 @@ pub struct PinEntry {
 /// handle (0, 0), which is no filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcFilter {
-    /// The device.
+    /// The ifindex of the device.
     pub ifindex: u32,
     /// The direction of the packets.
     pub side: Side,
     /// The kind of the filter, such as `bpf`.
     pub kind: String,
-    /// The priority.
+    /// The priority of the filter.
     pub priority: u16,
     /// The major and minor number of the handle.
     pub handle: (u16, u16),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the plan of the cleanup.
+//! Tests which kernel state the cleanup removes, and in which order.
 
 use npl_common::names::ABI_VERSION;
 
@@ -90,7 +90,7 @@ fn a_qdisc_with_a_filter_of_other_software_or_without_a_device_stays() {
         state.filters.push(other.clone());
         assert!(!has_qdisc(&state), "{other:?}");
         state.filters.last_mut().unwrap().ifindex = 3;
-        assert!(has_qdisc(&state), "a filter of another device: {other:?}");
+        assert!(has_qdisc(&state), "a filter of another device does not keep the qdisc: {other:?}");
     }
     assert!(!has_qdisc(&KernelState { devices: BTreeMap::new(), ..state() }));
 }

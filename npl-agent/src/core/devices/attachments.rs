@@ -189,7 +189,7 @@ mod tests {
         }
         for limit in ["tbf", "htb", "hfsc", "netem", "cake", "prio", "red", "of a later kernel"] {
             assert!(with_queues(&[limit]).has_limit(), "{limit}");
-            assert!(with_queues(&["mq", "clsact", limit]).has_limit(), "{limit} below another");
+            assert!(with_queues(&["mq", "clsact", limit]).has_limit(), "{limit} next to other qdiscs");
         }
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides to which devices the programs are attached, and on which of the Node's addresses node ports answer. Every
-//! decision about a device comes with the reason for the decision.
+//! Decides to which devices the programs are attached, and on which of the Node's addresses NPL serves node ports.
+//! Every decision about a device comes with the reason for the decision.
 
 pub mod attachments;
 pub mod filter_order;
@@ -29,7 +29,7 @@ pub enum DeviceKind {
     Bridge,
     /// A dummy device, which has addresses but no traffic.
     Dummy,
-    /// A tunnel: vxlan, geneve, ipip, wireguard, tun …
+    /// A tunnel, such as a vxlan, geneve, ipip, wireguard or tun device.
     Tunnel,
     /// A virtual router (VRF), which routes the packets that its member devices have received.
     Vrf,
@@ -47,8 +47,8 @@ pub enum LinkLayer {
     /// The IP header follows an Ethernet header and a VLAN tag: a VLAN device with `reorder_hdr off` leaves the tag in
     /// the frame.
     Tagged,
-    /// The IP header follows the outer headers of a tunnel: a GRE device without a remote address leaves them in its
-    /// packets.
+    /// The IP header follows the outer headers of a tunnel: a GRE device without a remote address leaves the outer
+    /// headers in its packets.
     Outer,
     /// The IP header follows a link-layer header that NPL's programs do not parse, such as the link-layer header of
     /// InfiniBand.
@@ -338,8 +338,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses on which node ports answer, by priority. The published addresses come first, except addresses that no
-/// device has. The unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are
+/// The addresses on which NPL serves node ports, by priority. The published addresses come first, except addresses that
+/// no device has. The unpublished addresses of the devices follow, except addresses of dummy devices. Dummy devices are
 /// excluded because kube-proxy in IPVS mode assigns all cluster IPs to a dummy device.
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);

@@ -44,7 +44,8 @@ impl PodRoutes {
         self.routes.extend(routes);
     }
 
-    /// Removes all Pod addresses except `addresses`. Returns those of `addresses` whose routes were not looked up yet.
+    /// Removes all Pod addresses except `addresses`. Returns the addresses in `addresses` whose routes were not looked
+    /// up yet.
     pub fn retain(&mut self, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         self.known.retain(|addr| addresses.contains(addr));
         self.routes.retain(|addr, _| addresses.contains(addr));
@@ -59,8 +60,8 @@ impl PodRoutes {
     }
 }
 
-/// The uplink on whose network the Pods behind `device` are. A macvlan or ipvlan device on the Node (a shim) leads to
-/// Pods on the network of its lower device.
+/// Returns the uplink on whose network the Pods behind `device` are; `None` if there is no such uplink. A macvlan or
+/// ipvlan device on the Node (a shim) leads to Pods on the network of its lower device.
 pub fn network_of<'a>(device: &'a Device, devices: &'a [Device], node_ips: &[IpAddr]) -> Option<&'a Device> {
     if is_of_node_network(device, node_ips) {
         return Some(device);
@@ -130,7 +131,7 @@ mod tests {
             assert_eq!(found(&device(kind, &[NODE_IP]), DIRECT).as_deref(), Some("dev7"), "{kind:?}");
         }
         let second = device(DeviceKind::Physical, &["198.51.100.4"]);
-        assert_eq!(found(&second, DIRECT).as_deref(), Some("dev7"), "macvlan on a second card");
+        assert_eq!(found(&second, DIRECT).as_deref(), Some("dev7"), "a macvlan Pod on a second network card");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides which devices of the Node are uplinks, and on which uplinks XDP translates requests. The planner also
-//! decides to which Pods packets are redirected, and on which addresses node ports answer.
+//! decides to which Pods packets are redirected, and on which addresses NPL serves node ports.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +38,8 @@ pub struct DevicePolicy {
     pub network_policy: NetworkPolicy,
     /// The value of the flag `--attach`.
     pub attach: Attach,
-    /// Whether the nftables guard may mark connections, so that replies leave through the uplink of the request.
+    /// Whether the nftables guard (NPL's nftables table) may mark connections, so that replies leave through the uplink
+    /// of the request.
     pub marks_connections: bool,
 }
 
@@ -54,7 +55,8 @@ impl DevicePolicy {
 pub struct ConntrackSettings {
     /// Whether kernel conntrack marks out-of-window TCP packets as invalid.
     pub is_strict: bool,
-    /// Whether kernel conntrack times out an idle connection early after missing an acknowledgement of the connection.
+    /// Whether the timeout for unacknowledged data is shorter than the timeout for established connections. Kernel
+    /// conntrack then times out idle offloaded connections early, because it does not see every acknowledgement.
     pub forgets_idle: bool,
 }
 
@@ -73,7 +75,7 @@ pub struct NodeNetwork<'a> {
     pub node_ips: &'a [IpAddr],
     /// The Pods that have mappings.
     pub mapped_pods: &'a BTreeSet<IpAddr>,
-    /// The addresses on which node ports answer before this decision.
+    /// The addresses on which NPL serves node ports before this decision.
     pub held_addresses: &'a BTreeSet<IpAddr>,
     /// The ifindexes of the devices to which the programs of an uplink are attached.
     pub attached_uplinks: &'a BTreeSet<u32>,
@@ -91,7 +93,7 @@ pub struct NodeNetwork<'a> {
 /// The decisions about the Node's devices, with their reasons.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceDecisions {
-    /// The addresses on which node ports answer, by priority.
+    /// The addresses on which NPL serves node ports, by priority.
     pub local_addresses: Vec<IpAddr>,
     /// By device name: the reason why the device is an uplink (`Ok`), or why the device is not an uplink (`Err`).
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
@@ -197,8 +199,8 @@ impl DevicePlanner {
         }
     }
 
-    /// Returns the addresses on which node ports answer. An address that has disappeared stays in the result until its
-    /// grace period ends.
+    /// Returns the addresses on which NPL serves node ports. An address that has disappeared stays in the result until
+    /// its grace period ends.
     fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
         let mut wanted = local_addresses(network.devices, network.node_ips);
         let present = wanted.iter().copied().collect();

@@ -80,7 +80,7 @@ checks! {
                 program.",
         action "Run `npl-agent load` in an init container with `CAP_PERFMON`, then replace the agent's Pod.";
     agent: "Does an agent run on this Node?"
-        Ok "An agent holds the lock of the BPF file system (`flock` on its folder `npl`).",
+        Ok "An agent holds the lock of the BPF file system (`flock` on its directory `npl`).",
         Warning "No agent holds the lock.";
         effect "If maps and programs are pinned, the programs keep translating packets, but changes of Pods and Services are not applied. If no map is pinned, no Pod of the Node gets a node port.",
         action "Start an agent. The log of the previous agent states why it exited.";
@@ -93,7 +93,7 @@ checks! {
         action "The finding contains the error. Check that the API server is reachable from the Node, and that the agent's ServiceAccount has the permissions that the chart and `deploy/npl.yaml` grant. See [metrics that signal trouble](../troubleshoot.md#metrics-that-signal-trouble).";
     admission_policy: "Does an admission policy restrict the writes of the running agent?"
         Ok "A policy restricts the agent's writes, or no agent runs.",
-        Warning "No policy restricts the agent's writes. The agent tests this by dry runs at its start and every 15 minutes.",
+        Warning "No policy restricts the agent's writes. The agent tests the policy by dry-run requests when it starts and every 15 minutes.",
         Unknown "The agent has no result yet, because no Pod has run on the Node since its start; or its socket does not answer: set `--runtime-dir`.";
         effect "Anybody who has the agent's token can change the labels and the status of every Pod.",
         action "Apply the ValidatingAdmissionPolicy `npl-agent` and its binding, which `deploy/npl.yaml` contains. To check at once, restart the agent.";
@@ -167,18 +167,14 @@ checks! {
     ip_forward: "Does the kernel forward IPv4 packets between the uplinks and the devices of Pods?"
         Ok "IPv4 forwarding is on for each of these devices, or the Node has no IPv4 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or only IPv6 node ports are mapped.",
-        Failed "`net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the \
-                device of a mapped Pod, even if the global `ip_forward` is 1. In addition, IPv4 node ports are mapped, \
-                or no node port is mapped yet.",
+        Failed "IPv4 node ports are mapped, or no node port is mapped yet; and `net.ipv4.conf.DEVICE.forwarding` is 0 for all uplinks, for an uplink with a default route, or for the device of a mapped Pod. A global `ip_forward` of 1 does not change this state.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set this sysctl to 1 for the device that the check names.";
     ipv6_forwarding: "Does the kernel forward IPv6 packets between the uplinks and the devices of Pods?"
         Ok "IPv6 forwarding is on, or the Node has no IPv6 address.",
         Warning "Forwarding is off only for uplinks without a default route, while another uplink forwards; or the Node also has IPv4 addresses, and no IPv6 node port is mapped.",
-        Failed "`net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every \
-                uplink, on an uplink with a default route, or on the device of a mapped Pod. In addition, IPv6 node \
-                ports are mapped, or the Node has only IPv6 addresses and no node port is mapped yet.",
+        Failed "IPv6 node ports are mapped, or no node port is mapped yet on a Node with IPv6 addresses only. In addition, `net.ipv6.conf.all.forwarding` is 0, and `force_forwarding` (Linux 6.17) is 0 or missing on every uplink, on an uplink with a default route, or on the device of a mapped Pod.",
         Unknown UNREADABLE_SYSCTL;
         effect "Requests that arrive on the uplink, or replies of the Pod, are not forwarded.",
         action "Set `net.ipv6.conf.all.forwarding` to 1.";
@@ -190,7 +186,7 @@ checks! {
         action "See [Allow forwarded connections](../troubleshoot.md#a-firewall-drops-forwarded-connections).";
     rp_filter: "Does reverse path filtering accept requests to mapped Pods?"
         Ok "No uplink has strict filtering, or no policy routing rule makes strict filtering drop requests to node ports. The finding reports strict, loose or off for each uplink.",
-        Warning "Reverse path filtering is strict on an uplink, and a policy routing rule (1) gives a mapped Pod a routing table whose default route leads through another uplink, or (2) gives a Node address a routing table whose default route leads through this uplink, while the default route of the main table leads through another uplink.",
+        Warning "Reverse path filtering is strict on an uplink, and a policy routing rule of one of two kinds exists. Case 1: the rule gives a mapped Pod a routing table whose default route leads through another uplink. Case 2: the rule gives a Node address a routing table whose default route leads through this uplink, while the default route of the main table leads through another uplink.",
         Unknown UNREADABLE_SYSCTL;
         effect "The kernel drops requests that arrive on the uplink: in case 1, requests to these Pods; in case 2, requests of clients to which the main table's route leads through another uplink. The filter looks up the route from the Pod's address, because NPL has replaced the Node address with the Pod's address.",
         action "Set `rp_filter` to loose (2) on the uplink, or use `--forwarding redirect`.";
@@ -207,7 +203,7 @@ checks! {
         effect "With `--forwarding offload`, kernel conntrack times out idle connections early.",
         action "See [Settings for offload](../operate.md#kernel-conntrack-settings-for-offload).";
     port_range: "Is the node port range free of ports that the kernel, Services or Cilium use?"
-        Ok "The range does not overlap such ports.",
+        Ok "The range does not overlap ports that the kernel, Services or Cilium use.",
         Warning "The range overlaps `ip_local_port_range` or 30000-32767; or Cilium may masquerade connections with source ports of the range.",
         Unknown "No agent has configured a port range yet, or the ephemeral ports cannot be read.";
         effect "Depending on the overlap, outgoing connections occupy node ports; or a mapping receives the packets for a Service's `nodePort` until the mapping has moved to another port; or a Pod's masqueraded connection gets no answer.",
@@ -231,8 +227,7 @@ checks! {
         Unknown UNREADABLE;
         effect "With `--forwarding stack` and `offload`, replies leave through another interface and may be lost.",
         action "See [Replies leave through another interface](../troubleshoot.md#replies-leave-through-another-interface). For an address of the Node, set `--forwarding redirect`, or publish an address of the main table's uplink with `--node-ip`.";
-    incoming_rules: "Do policy routing rules for devices of Pods lead replies to another uplink than the main table \
-                     does?"
+    incoming_rules: "Do policy routing rules for devices of Pods send replies through another uplink than the main table?"
         Ok "No rule for the device of a mapped Pod selects a table that leads replies to another uplink than the main table. Tables without routes have no effect.",
         Warning "A policy routing rule `iif DEVICE lookup TABLE` for a mapped Pod's device leads to another uplink than the main table, or TABLE has routes, but lacks a route through one or more of the uplinks. The AWS VPC CNI creates rules of this kind for Pods with security groups in strict mode.",
         Unknown UNREADABLE;

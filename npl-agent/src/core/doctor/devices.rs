@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor's checks of the Node's network devices.
+//! Checks the Node's network devices, their addresses and the order of their programs.
 
 use super::{
     Facts, Finding, abridged,
@@ -37,7 +37,7 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
-/// Checks for addresses of the Node on which node ports do not answer.
+/// Checks for addresses of the Node on which NPL does not serve node ports.
 pub(super) fn addresses(facts: &Facts) -> Finding {
     let key = "addresses";
     let (datapath, devices) = match (&facts.datapath, &facts.devices) {
@@ -98,8 +98,8 @@ pub(super) fn node_network(facts: &Facts) -> Finding {
     )
 }
 
-/// Checks for programs of other software that run ahead of NPL's programs: their verdict may prevent NPL's programs
-/// from running.
+/// Checks for programs of other software that run ahead of NPL's programs: a final verdict of these programs prevents
+/// NPL's programs from running.
 pub(super) fn program_order(facts: &Facts) -> Finding {
     let key = "program_order";
     let ahead = match &facts.programs_ahead {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the sysctls for IP forwarding. For IPv4, the setting of the incoming device decides. For IPv6, one setting
+//! Checks the sysctls for IP forwarding. For IPv4, the setting of the incoming device decides. For IPv6, one setting
 //! applies to all devices. Since Linux 6.17, `force_forwarding` of the incoming device can enable IPv6 forwarding, too.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor's checks of the nftables guard.
+//! Checks the nftables guard, that is, NPL's nftables table `inet npl`, and the routes of replies that need the guard's
+//! marks.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -35,7 +36,7 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
 }
 
 /// Checks through which uplinks the replies of mapped Pods are routed. Replies of redirected Pods are routed by the
-/// Node's address, so no policy routing rule for a Pod applies to them.
+/// Node's address, so no policy routing rule for a Pod applies to these replies.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
     const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave through another interface \
                            than the one on which their requests arrived, and may be dropped on the way";

@@ -105,7 +105,7 @@ mod tests {
             (|it| rule(it, "cali1", 101), KEY, State::Warning, "iif cali1 lookup 101", "ENFORCING_MODE=standard"),
             (|it| rule(it, "cali1", MAIN_TABLE), KEY, State::Ok, "no rule", ""),
             (|it| rule(it, "cali2", 101), KEY, State::Ok, "no rule", ""),
-            // The table is empty.
+            // The rule's table has no routes.
             (
                 |it| {
                     rule(it, "cali1", 101);
@@ -116,7 +116,7 @@ mod tests {
                 "no rule",
                 "",
             ),
-            // Replies to clients of the second uplink leave through the first one.
+            // Replies to clients of the second uplink leave through the first uplink.
             (
                 |it| {
                     rule_as_main(it);

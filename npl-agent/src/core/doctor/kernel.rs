@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor's checks of the kernel, of capabilities, of the running agent, and of the pinned datapath.
+//! Checks the kernel, the capabilities of this process, the running agent and the pinned datapath.
 
 use super::{DatapathFacts, Device, Facts, Finding, Kernel};
 use crate::core::devices::DeviceKind;
 
 /// The advice of a check that needs the state of the running agent, if the agent's socket does not answer.
-pub(super) const NAME_RUNTIME_DIR: &str = "name the folder of the agent's socket with --runtime-dir";
+pub(super) const NAME_RUNTIME_DIR: &str = "name the directory of the agent's socket with --runtime-dir";
 /// The advice of a check that lacks the permission to read its facts.
 pub(super) const ASK_AS_ROOT: &str = "this check lacks privileges: run it again as root, or in the agent's container";
 
@@ -183,7 +183,8 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
 }
 
 /// Whether the programs are attached to devices, and all these devices are tunnels to other Nodes, that is, tunnels
-/// without a default route. The kernel does not show the Node's published addresses, so the answer ignores them.
+/// without a default route. The kernel does not show the Node's published addresses, so the result ignores these
+/// addresses.
 fn has_only_tunnels(datapath: &DatapathFacts, devices: &[Device]) -> bool {
     let mut attached = devices.iter().filter(|device| datapath.attached_devices.contains(&device.ifindex)).peekable();
     attached.peek().is_some() && attached.all(|device| device.kind == DeviceKind::Tunnel && !device.has_default_route)

@@ -36,7 +36,7 @@ use super::{
     view::WatchView,
 };
 
-/// The facts about the Node on which the doctor's checks depend. The value of a fact that cannot be read is the error.
+/// The facts about the Node on which the doctor's checks depend. If a fact cannot be read, its value is the error.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The release and features of the running kernel.
@@ -70,7 +70,7 @@ pub struct Facts {
     pub devices: Result<Vec<Device>, String>,
     /// The ifindex of the device by which each mapped Pod is reached. Pods without a route are absent.
     pub pod_devices: BTreeMap<IpAddr, u32>,
-    /// The names of all devices on which GRO joins datagrams to a fraglist.
+    /// The names of all devices on which GRO joins datagrams to a fraglist (`rx-gro-list`).
     pub devices_with_fraglists: Result<BTreeSet<String>, String>,
     /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
@@ -127,7 +127,7 @@ pub struct DatapathFacts {
     /// The ifindexes of the devices that have programs for both directions. A device may have been removed since the
     /// programs were attached.
     pub attached_devices: BTreeSet<u32>,
-    /// The addresses of the Node on which node ports answer.
+    /// The addresses of the Node on which NPL serves node ports.
     pub addresses: BTreeSet<IpAddr>,
     /// The names of the cgroup hooks to which programs for local clients are attached.
     pub socket_hooks: Vec<&'static str>,
@@ -249,7 +249,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns the section about the check; `None` if the state is ok.
+    /// Returns the documentation section about the check; `None` if the state is ok.
     pub fn page(&self) -> Option<String> {
         (self.state != State::Ok).then(|| pages::of_check(self.key))
     }

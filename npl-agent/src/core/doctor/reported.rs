@@ -52,7 +52,7 @@ const FAULTS: [Fault; 31] = [
     ("incoming_rules", |it| it.routing = Err("EPERM".to_owned())),
 ];
 
-/// This test fails if a check has no fault in the list.
+/// The test also fails if a check has no fault in the list.
 #[test]
 fn every_check_is_ok_on_a_healthy_node_and_reports_its_fault() {
     let healthy = examine(&well());
@@ -70,8 +70,8 @@ fn every_check_is_ok_on_a_healthy_node_and_reports_its_fault() {
     }
 }
 
-/// Asserts that `docs/reference/doctor.md` has the condition of the finding's state, and that a finding that is not ok
-/// names the section about its check.
+/// Asserts that [`CHECKS`], from which `docs/reference/doctor.md` is generated, describes the finding's state, and that
+/// a finding that is not ok names the section about its check.
 pub(super) fn assert_described(finding: &Finding) {
     let Finding { key, state, .. } = finding;
     let check = CHECKS.iter().find(|check| check.key == *key).unwrap();

@@ -66,8 +66,8 @@ pub(super) fn policy_engine(facts: &Facts) -> Finding {
 /// The lowest port that Cilium, by default, may choose as the source port of a masqueraded connection.
 const CILIUM_FIRST_PORT: u16 = 32_768;
 
-/// Whether Cilium may choose node ports as source ports of masqueraded connections. A Cilium that masquerades by eBPF
-/// has a program at egress of an uplink.
+/// Whether Cilium may choose node ports as source ports of masqueraded connections. If Cilium masquerades by eBPF, a
+/// program of Cilium is attached at egress of an uplink.
 pub(super) fn is_masqueraded_by_cilium(facts: &Facts) -> bool {
     let reaches = facts.datapath.as_ref().ok().and_then(|it| it.port_range.as_ref());
     let reaches = reaches.is_some_and(|range| range.end().0 >= CILIUM_FIRST_PORT);

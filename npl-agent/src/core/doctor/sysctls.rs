@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor's checks of sysctls.
+//! Checks the sysctls on which node ports or Services depend, except the sysctls for IP forwarding.
 
 use std::net::IpAddr;
 
@@ -80,8 +80,8 @@ fn has_pods_routed_elsewhere(facts: &Facts, uplink: &Device) -> bool {
 
 /// Whether a policy routing rule gives an IPv4 address of the Node a routing table whose default route leads through
 /// this uplink, while the default routes of the main table lead through other uplinks. Without NPL, the filter looks up
-/// the route from the Node address. NPL has replaced the Node address with the Pod's address, so the filter uses the
-/// main table.
+/// the route from the Node address. With NPL, the filter uses the main table, because NPL has replaced the Node address
+/// with the Pod's address.
 fn has_addresses_routed_apart(facts: &Facts, uplink: &Device) -> bool {
     let (Ok(routing), Ok(datapath)) = (&facts.routing, &facts.datapath) else { return false };
     let of_main = routing.default_devices(Family::V4, MAIN_TABLE);
@@ -161,8 +161,8 @@ fn ephemeral_ports(sysctls: &Sysctls) -> Option<EphemeralPorts> {
 
 /// Checks that the ephemeral ports of outgoing connections exclude the `nodePort`s of Services. Mappings do not depend
 /// on these ports. The doctor nevertheless checks for this overlap: an operator who reserves NPL's port range in
-/// `net.ipv4.ip_local_reserved_ports` may forget to reserve the `nodePort`s, too. Outgoing connections that use a
-/// `nodePort` as source port make that Service unreachable.
+/// `net.ipv4.ip_local_reserved_ports` may forget to reserve the `nodePort`s, too. If an outgoing connection uses a
+/// `nodePort` as its source port, clients cannot reach the Service of this `nodePort`.
 pub(super) fn service_ports(sysctls: &Sysctls) -> Finding {
     let key = "service_ports";
     let Some(ephemeral) = ephemeral_ports(sysctls) else {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An estimate of how many conntrack entries the kernel evicted from the full flow tables of an IP family. The kernel
-//! does not report evictions, so the estimate compares two sweeps. The estimate is the number of entries after the
-//! first sweep, plus the new entries, minus the entries that were removed with their mappings, minus the entries that
-//! the second sweep finds.
+//! Estimates how many conntrack entries the kernel evicted from the full flow tables of an IP family. The kernel does
+//! not report evictions, so the estimate compares two sweeps. The estimate is the number of entries after the first
+//! sweep, plus the new entries, minus the entries that were removed with their mappings, minus the entries that the
+//! second sweep finds.
 
-/// The numbers that one sweep of the flow tables of an IP family yields.
+/// The result of one sweep of the flow tables of an IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sweep {
     /// The number of entries that the sweep found in the flow tables.
@@ -90,7 +90,8 @@ mod tests {
     }
 
     proptest! {
-        /// Simulates a table that evicts entries as soon as it is full, and sweeps of this table at arbitrary times.
+        /// Simulates a table that evicts the entries in excess of its capacity, and sweeps of this table at arbitrary
+        /// times.
         #[test]
         fn every_eviction_of_a_full_table_is_counted_once(
             rounds in prop::collection::vec((CAPACITY..3 * CAPACITY, 0..CAPACITY, 0..10_usize), 1..50),

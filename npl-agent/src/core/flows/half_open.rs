@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expiry of half-open entries. A half-open entry has no time stamp, so the agent counts the sweeps in which the entry
-//! has not changed.
+//! Decides which half-open entries have timed out. A half-open entry has no time stamp, so the agent counts the sweeps
+//! in which the entry has not changed.
 
 use npl_common::{
     conntrack::{Action, Event, State, step},

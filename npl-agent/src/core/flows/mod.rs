@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expiry of conntrack entries: which entries the sweeper removes, by the state machine of [`npl_common::conntrack`].
+//! Decides which conntrack entries the sweeper removes, by the state machine of [`npl_common::conntrack`].
 //!
 //! A full flow table evicts the least recently used entry, which may be an idle open connection. The sweeper removes
 //! closed connections and short UDP exchanges before the table is full.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The types for cluster objects and datapath state, which the core uses for its decisions. [`crate::kube`] converts
-//! Kubernetes objects to these types.
+//! The types of the cluster objects and of the datapath state on which the core bases its decisions. [`crate::kube`]
+//! converts Kubernetes objects to these types.
 //!
 //! The core does not depend on the types of the Kubernetes API.
 
@@ -214,8 +214,8 @@ impl fmt::Display for ServiceUid {
     }
 }
 
-/// The state of NPL's readiness gate: whether the Pod's `readinessGates` contain the gate, and the Pod's condition of
-/// that name.
+/// The state of NPL's readiness gate: whether the Pod's `readinessGates` contain the gate, and whether the Pod's
+/// condition of that name is true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// The Pod's spec does not name the gate.
@@ -264,9 +264,9 @@ impl Pod {
         self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
 
-    /// Returns the node ports that lead from an address of the Node to a Pod port without NPL: the same port if the Pod
-    /// is on the host network, otherwise each `hostPort` of the Pod port. A `hostPort` that is bound to another address
-    /// (`hostIP`) does not lead from `node_ip` to the Pod.
+    /// Returns the ports of the Node by which clients reach a Pod port without NPL: the same port if the Pod is on the
+    /// host network, otherwise each `hostPort` of the Pod port. Omits each `hostPort` that is bound to another address
+    /// (`hostIP`) than `node_ip`.
     pub fn host_ports(
         &self,
         pod_port: PodPort,
@@ -302,7 +302,8 @@ pub struct ContainerPort {
 /// `spec.type` of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceType {
-    /// `ClusterIP`, headless or not; an empty type means `ClusterIP`.
+    /// `ClusterIP`, headless or not: NPL assigns node ports to the Pods of enabled Services of this type. An empty type
+    /// means `ClusterIP`.
     ClusterIp,
     /// `LoadBalancer`: NPL assigns node ports to the Pods of enabled Services of this type.
     LoadBalancer,
@@ -327,7 +328,7 @@ pub struct Service {
     pub selector: BTreeMap<String, String>,
     /// `spec.ports` of the Service.
     pub ports: Vec<ServicePort>,
-    /// `spec.ports[].nodePort` and `spec.healthCheckNodePort`: numbers that kube-proxy serves on every Node.
+    /// `spec.ports[].nodePort` and `spec.healthCheckNodePort`: the ports that kube-proxy serves on every Node.
     pub node_ports: BTreeSet<NodePort>,
     /// `spec.ipFamilies` of the Service.
     pub families: Vec<Family>,
@@ -362,11 +363,11 @@ impl Service {
 pub struct ServicePort {
     /// `protocol`: the transport protocol of the port.
     pub protocol: Protocol,
-    /// `targetPort`: the Pod port to which the Service port leads.
+    /// `targetPort`: the Pod port that receives the traffic of the Service port.
     pub target: TargetPort,
 }
 
-/// `spec.ports[].targetPort`: the Pod port to which a Service port leads.
+/// `spec.ports[].targetPort`: the Pod port that receives the traffic of a Service port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetPort {
     /// The number of a Pod port.
@@ -386,8 +387,8 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
 }
 
-/// The key of a mapping: family, node port and protocol. Clients reach the mapping by every address of the Node, in
-/// this family, on which node ports answer.
+/// The key of a mapping: family, node port and protocol. Clients reach the mapping at every address of the Node in this
+/// family on which NPL serves node ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Frontend {
@@ -405,8 +406,8 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// A connection or UDP flow to a node port, for which kernel conntrack translates the destination of the packets,
-/// because of a rule of other software such as Antrea's agent.
+/// A connection or UDP flow to a node port. Kernel conntrack translates the destination of the flow's packets, because
+/// of a DNAT rule of other software such as Antrea's agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TranslatedConnection {
     /// The transport protocol.
@@ -435,7 +436,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether both backends lead to the same port of the same Pod.
+    /// Whether both backends are the same port of the same Pod. The restrictions of the backends may differ.
     pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }

@@ -42,8 +42,8 @@ impl Namespaces {
         self.0.is_empty() || self.0.contains(namespace)
     }
 
-    /// Returns the parts of the cluster that are listed and watched separately, and that together have all Services
-    /// that the agent reads.
+    /// Returns the scopes that the agent lists and watches separately. Together, the scopes contain every Service that
+    /// the agent reads.
     pub fn scopes(&self) -> BTreeSet<ServiceScope> {
         if self.0.is_empty() { [None].into() } else { self.0.iter().cloned().map(Some).collect() }
     }

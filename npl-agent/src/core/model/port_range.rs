@@ -30,8 +30,8 @@ pub enum RangeWarning {
     /// The port range overlaps the default range from which Kubernetes allocates ports to Services of type `NodePort`.
     #[error(
         "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: if NPL and a Service \
-         use the same port, clients of the Service reach NPL's Pod. Change --port-range, unless the cluster has \
-         another service node port range"
+         use the same port, clients of the Service reach the Pod that NPL maps to the port. Change --port-range, unless \
+         the cluster has another service node port range"
     )]
     ServiceNodePorts {
         /// The port range of `--port-range`.
@@ -44,7 +44,7 @@ pub enum RangeWarning {
 pub struct EphemeralPorts {
     first: u16,
     last: u16,
-    /// Ranges of ports that a sysctl reserves, so that the kernel does not use them as ephemeral ports.
+    /// The ranges of `net.ipv4.ip_local_reserved_ports`, whose ports the kernel does not use as ephemeral ports.
     reserved: Vec<(u16, u16)>,
 }
 

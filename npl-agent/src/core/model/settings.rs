@@ -32,7 +32,7 @@ pub struct Settings {
 }
 
 /// The shortest quarantine without a warning. A load balancer still sends to a withdrawn node port for some time: AKO
-/// (the Avi Kubernetes Operator) keeps a removed member for up to 21 s while many Pods change.
+/// (the Avi Kubernetes Operator) keeps a removed pool member for up to 21 s while many Pods change.
 const SHORTEST_QUARANTINE_MILLIS: u64 = 30_000;
 
 impl Settings {
@@ -50,7 +50,7 @@ impl Settings {
     }
 
     /// Returns the address to publish for each served family. The published address does not change while it is one of
-    /// the candidates: kubelet and cloud controller may change the order of a Node's addresses every minute.
+    /// the candidates: the kubelet and the cloud controller may change the order of a Node's addresses every minute.
     pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));
@@ -107,8 +107,8 @@ impl PortRange {
         false
     }
 
-    /// Returns the port after `port`. After the last port, and after a port outside the range, the first port of the
-    /// range follows.
+    /// Returns the port after `port`. Returns the first port of the range if `port` is the last port or outside the
+    /// range.
     pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
         if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
     }

@@ -15,7 +15,8 @@ use super::{
 /// A change of the cluster that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The API server's store was restored from a backup: resource versions have decreased. A [`Self::Pods`] follows.
+    /// The API server's store was restored from a backup: resource versions have decreased. A [`Self::Pods`] change
+    /// follows.
     StoreRestored,
     /// A list of all Pods of this Node. Known Pods that are not in the list were deleted.
     Pods(Vec<Pod>),
@@ -23,7 +24,7 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services of one scope to whose Pods NPL assigns node ports, or that have a `nodePort` or
+    /// A list of the Services of one scope that are active ([`Service::is_active`]) or have a `nodePort` or
     /// `healthCheckNodePort`. A known Service of the scope that is not in the list was deleted, or no longer meets
     /// either condition.
     Services(ServiceScope, Vec<Service>),
@@ -65,7 +66,7 @@ pub(in crate::core) struct Touched {
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// A Service, and the port numbers on which kube-proxy serves the Service on every Node.
+/// A Service with its `nodePort`s and its `healthCheckNodePort`, which kube-proxy serves on every Node.
 #[derive(Debug)]
 struct NodePortService {
     uid: ServiceUid,
@@ -76,9 +77,9 @@ struct NodePortService {
 /// claims of Pods with the same address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct AddressClaim {
-    /// How often the API server's store had been restored before the first event in which the Pod has the address.
-    /// Resource versions from before and after a restore cannot be compared: restored objects have lower resource
-    /// versions.
+    /// The number of times that the API server's store had been restored before the first event in which the Pod has
+    /// the address. Resource versions from before and after a restore cannot be compared: restored objects have lower
+    /// resource versions.
     restores: u64,
     /// The Pod's resource version in the first event in which the Pod has the address.
     resource_version: u64,
@@ -91,9 +92,10 @@ struct AddressClaim {
 pub(in crate::core) enum ClaimEvidence {
     /// The Pod has no mapping of the address's IP family.
     Unmapped,
-    /// A mapping of the Pod leads to the address, so the Pod held the address when the earlier agent wrote the mapping.
+    /// A mapping of the Pod points to the address, so the Pod held the address when the earlier agent wrote the
+    /// mapping.
     Mapped,
-    /// All mappings of the Pod lead to a different address, so the Pod got the claimed address after the earlier agent
+    /// All mappings of the Pod point to a different address, so the Pod got the claimed address after the earlier agent
     /// wrote the mappings.
     Moved,
 }
@@ -113,7 +115,7 @@ pub(in crate::core) struct Snapshot {
     /// All Services with a `nodePort` or `healthCheckNodePort`, whether or not NPL assigns node ports to their Pods.
     node_port_services: BTreeMap<ServiceKey, NodePortService>,
     by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
-    /// How often the API server's store was restored from a backup since the agent started.
+    /// The number of times that the API server's store was restored from a backup since the agent started.
     restores: u64,
 }
 
@@ -145,7 +147,7 @@ impl Snapshot {
             Change::Service(service) => self.put_service(service, &mut touched),
             Change::ServiceGone(key) => self.remove_service(&key, &mut touched),
             Change::Node(node) => self.node = Some(node),
-            // Mappings stay, because the last known addresses still belong to this machine.
+            // The snapshot keeps the Node's last known addresses, because these addresses still belong to this machine.
             Change::NodeGone => {}
         }
         touched
@@ -203,7 +205,7 @@ impl Snapshot {
 
     /// Orders the address claims of the Pods in the first list, by the mappings that an earlier agent left in the
     /// kernel. The Pods' resource versions do not give this order: a Pod in a list may have been changed after the Pod
-    /// got its address. Claims of events after the list are newer than all claims of the list.
+    /// got its address. Claims from events after the list are newer than all claims from the list.
     pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
         for ((ip, key), evidence) in evidence {
             let Some(claims) = self.by_ip.get_mut(ip) else { continue };
@@ -316,7 +318,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of this name if it has this uid, or if `uid` is `None`.
+    /// Removes the Pod with this key if the Pod has this uid, or if `uid` is `None`.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);

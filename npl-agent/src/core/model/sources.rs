@@ -179,7 +179,7 @@ pub struct AllowList {
     pub sources: Sources,
     /// The first list entry that cannot be parsed, if any.
     pub unreadable: Option<Unreadable>,
-    /// The number of list entries in excess of [`MAX_RANGES`].
+    /// The number of list entries after the first [`MAX_RANGES`] different ranges; the agent ignores these entries.
     pub beyond: usize,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Judges whether node ports are withdrawn, and whether they still answer during the drain. The agent receives the
-//! request for the withdrawal slightly later than the test sends it, so the drain ends slightly later than the test
-//! calculates.
+//! Judges whether node ports are withdrawn, and whether requests to these node ports are still answered during the
+//! drain. The agent receives the request for the withdrawal slightly later than the test sends it, so the drain ends
+//! slightly later than the test calculates.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plans the paths to node ports that `kubectl npl test` tries, and judges the observations of its clients.
+//! Plans the paths to node ports that `kubectl npl test` tries, and judges the observations of the test's clients.
 
 mod drain;
 mod judge;
@@ -81,7 +81,7 @@ impl Server {
 pub enum Client {
     /// The workstation on which the test runs.
     Outside,
-    /// A client Pod on another Node than that of the echo Pod.
+    /// A client Pod on a Node other than the echo Pod's Node.
     OtherNode,
     /// The client Pod on the Node of the echo Pod.
     OwnNode,

@@ -67,7 +67,7 @@ pub enum Observation {
     Answered(Reply),
     /// A host has replied, but the client got no complete answer; the text says why.
     Refused(String),
-    /// No host has replied; the text says how the client noticed this.
+    /// No host has replied; the text says how the client detected the missing reply.
     NoAnswer(String),
     /// The client could not send the request; the text says why.
     NotSent(String),

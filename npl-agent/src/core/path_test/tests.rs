@@ -130,7 +130,7 @@ fn the_addresses_of_the_nodes_devices_show_masquerading_without_a_pod_range() {
     for (client, local) in [(Client::Outside, "198.51.100.9"), (Client::OtherNode, "10.244.2.8")] {
         assert_eq!(result(&devices, client, "10.244.1.1", local), Outcome::Failed);
         assert_eq!(result(&devices, client, "203.0.113.1", local), Outcome::Passed);
-        // The set is empty if the agent is of a version that does not print the addresses of the Node's devices.
+        // The set `device_ips` is empty if the agent's version does not print the addresses of the Node's devices.
         assert_eq!(result(&BTreeSet::new(), client, "10.244.1.1", local), Outcome::Unknown);
         assert_eq!(result(&BTreeSet::new(), client, "192.0.2.1", local), Outcome::Failed);
         assert_eq!(result(&BTreeSet::new(), client, local, local), Outcome::Passed);

@@ -41,7 +41,7 @@ pub(in crate::core) enum Exposure {
 }
 
 impl Exposure {
-    /// Whether this kind of exposure needs a node port.
+    /// Whether this kind of exposure needs a node port that NPL allocates.
     pub(in crate::core) const fn needs_claim(self) -> bool {
         matches!(self, Self::Mapping | Self::Pending)
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mapping annotation of a Pod. For a set of entries, NPL writes one canonical form; NPL reads every form that
-//! Antrea or NPL has ever written.
+//! Encodes and decodes the mapping annotation of a Pod. For a set of entries, NPL writes one canonical form. NPL reads
+//! every form that Antrea or NPL has ever written.
 
 use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
 
@@ -23,7 +23,7 @@ pub struct Entry {
     pub node_port: NodePort,
     /// The transport protocol of the entry.
     pub protocol: Protocol,
-    /// The Pod port to which the node port leads.
+    /// The Pod port that receives the traffic of the node port.
     pub pod_port: PodPort,
 }
 
@@ -42,7 +42,7 @@ pub struct SeenEntry {
     pub node_port: NodePort,
     /// The transport protocol of the entry.
     pub protocol: Protocol,
-    /// The Pod port to which the node port leads.
+    /// The Pod port that receives the traffic of the node port.
     pub pod_port: PodPort,
 }
 

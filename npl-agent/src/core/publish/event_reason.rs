@@ -23,7 +23,7 @@ macro_rules! event_reasons {
                 match self { $( Self::$name => stringify!($object), )+ }
             }
 
-            /// The cause and its effect, in a few sentences.
+            /// The cause and its effect, in one to three sentences.
             pub const fn cause(self) -> &'static str {
                 match self { $( Self::$name => $cause, )+ }
             }
@@ -104,5 +104,5 @@ event_reasons! {
         "Shorten `allowed-source-ranges` of Services with Pods on the Node.";
     SourceRangesNotEnforced on Pod,
         "Clients reach the Pod by a `hostPort` or the host network, to which `allowed-source-ranges` does not apply.",
-        "Remove the `hostPort` or the host network, or restrict the port in the Node's firewall.";
+        "Remove `hostPort` or `hostNetwork` from the Pod, or restrict the port in the Node's firewall.";
 }

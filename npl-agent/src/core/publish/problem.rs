@@ -101,7 +101,7 @@ pub enum Cause {
     NodePortShadowed {
         /// The Service's `nodePort` or `healthCheckNodePort`.
         node_port: NodePort,
-        /// The Pod to which the mapping leads.
+        /// The Pod that receives the traffic of the mapping.
         pod: PodKey,
     },
     /// Entries of a Service's list of allowed sources cannot be parsed, so these entries allow no client.

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
-/// How long a problem must last before an Event reports it. A Service that a user changes in two steps causes a problem
-/// for a shorter time, and needs no Event.
+/// The time in milliseconds that a problem must last before an Event reports the problem. A Service that a user changes
+/// in two steps causes a problem for a shorter time, and needs no Event.
 pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimum time in milliseconds between two Events about the same object with the same reason.
 pub(crate) const QUIET_MILLIS: u64 = 60_000;
@@ -22,9 +22,9 @@ pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 /// The time in milliseconds over which the agents of all Nodes spread their Events about one Service: 5000 agents send
 /// fewer than 100 Events per second.
 pub(crate) const SPREAD_MILLIS: u64 = 60_000;
-/// The minimum age in milliseconds of a Service's Event, counted from its last write by any agent, before an agent
-/// increments its count. An agent that does not write the Event tries again after [`REFRESH_MILLIS`]. The last write is
-/// then at most 45 min ago, so the Event still exists.
+/// An agent increments the count of a Service's Event only if the last write to the Event, by any agent, is at least
+/// this many milliseconds old. Otherwise, the agent tries again after [`REFRESH_MILLIS`]. The last write is then less
+/// than 45 min old, so the Event still exists.
 pub(crate) const FRESH_MILLIS: u64 = REFRESH_MILLIS / 2;
 
 /// The content of one Event: all problems of an object with the same reason.
@@ -62,8 +62,8 @@ fn fnv_1a(text: &str) -> u64 {
 
 /// The current problems, by object and reason, each with the time of its last Event.
 ///
-/// The record of a problem is dropped when the problem has ended and its last Event is at least a minute old. So the
-/// number of records stays close to the number of problems.
+/// The record of a problem is dropped when the problem has ended and its last Event, if any, is at least a minute old.
+/// So the number of records stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {
     /// The delay in milliseconds of Events about Services.

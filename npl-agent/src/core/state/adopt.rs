@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adoption of the state that an earlier agent left: a restarted agent adopts existing mappings first, then the node
-//! ports that annotations name. The agent also continues the quarantine of ports that an earlier agent unmapped.
+//! Adopts the state that an earlier agent left: a restarted agent adopts existing mappings first, then the node ports
+//! that annotations name. The agent also continues the quarantine of ports that an earlier agent unmapped.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ impl PlannerState {
     }
 }
 
-/// Returns the operations that reserve the ports of existing mappings while the agent waits for the API server, because
-/// the reservation of a thousand ports takes a long time.
+/// Returns the operations that reserve the ports of existing mappings. The agent does so while it waits for the API
+/// server, because reserving a thousand ports takes a long time.
 pub(in crate::core) fn reservations(state: &PlannerState, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
@@ -63,8 +63,8 @@ fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
     pods
 }
 
-/// Orders the claims of Pods with the same address by the existing mappings. A Pod whose mapping leads to the address
-/// takes precedence over a Pod without a mapping. A Pod whose mappings all lead to its former address takes precedence
+/// Orders the claims of Pods with the same address by the existing mappings. A Pod whose mapping points to the address
+/// takes precedence over a Pod without a mapping. A Pod whose mappings all point to its former address takes precedence
 /// over both: this Pod got the address after the earlier agent wrote the mappings.
 fn order_address_claims(state: &mut PlannerState) {
     let Some(observed) = &state.observed else { return };

@@ -196,8 +196,8 @@ impl Assignment<'_> {
         [port.protocol].into_iter().chain(others.filter(|_| is_merged)).collect()
     }
 
-    /// Returns the number of a node port that the Pod already has for some protocol or family of the Pod port, if all
-    /// protocols of the Pod port can use this number.
+    /// With [`ProtocolPairing::Merged`], returns the number of a node port that the Pod already has for any protocol or
+    /// family of the Pod port, if all protocols of the Pod port can use this number.
     fn shared_number(&self, port: WantedPort) -> Option<NodePort> {
         if self.pairing == ProtocolPairing::Separate {
             return None;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off if a writer other than the agent also writes a Pod's annotation. If the agent and that writer
-//! immediately reverted each other's value, both writers would load the API server, and load balancers would alternate
-//! between both values.
+//! Delays the agent's writes to a Pod's annotation that another writer also writes. If both writers immediately
+//! reverted each other's value, both writers would load the API server, and load balancers would alternate between both
+//! values.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::core::{
     state::PlannerState,
 };
 
-/// How many times the agent immediately overwrites a value that another writer has set: a person may edit the
+/// The number of times that the agent immediately overwrites a value that another writer has set: a person may edit the
 /// annotation a few times.
 const AT_ONCE: u32 = 3;
 /// The delay in milliseconds before the agent overwrites a value of another writer, after the agent has overwritten
@@ -22,7 +22,7 @@ const FIRST_MILLIS: u64 = 5_000;
 /// agent's value.
 const UNSTORED_MILLIS: u64 = 5_000;
 const LONGEST_MILLIS: u64 = 60_000;
-/// A contest ends when only the agent has changed the annotation for this time, in milliseconds.
+/// The time in milliseconds after the last value of another writer at which a contest ends.
 const OVER_MILLIS: u64 = 600_000;
 
 /// The Pods whose annotation a writer other than the agent has changed within the last ten minutes.
@@ -32,7 +32,7 @@ pub(in crate::core) struct Contests(BTreeMap<PodUid, Contest>);
 #[derive(Debug)]
 struct Contest {
     pod: PodKey,
-    /// How often another writer has replaced the agent's value of the annotation.
+    /// The number of times that another writer has replaced the agent's value of the annotation.
     overwrites: u32,
     /// The field manager that wrote the last value, if the API server names one.
     manager: Option<String>,

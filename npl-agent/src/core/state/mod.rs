@@ -83,7 +83,7 @@ pub struct PlannerState {
 pub struct Pass {
     /// The operations, which the caller executes in this order.
     pub ops: Vec<Op>,
-    /// The next time at which a timer requires a run of the planner.
+    /// The next time at which a timer requires a run of the planner; `None` if no timer is set.
     pub next_deadline: Option<Moment>,
 }
 
@@ -116,7 +116,7 @@ pub(in crate::core) struct PodView {
 }
 
 impl PlannerState {
-    /// Creates the state in which no change and no observation is known.
+    /// Creates the state of an agent that has received no change and no observation yet.
     pub fn new(settings: Settings) -> Self {
         Self {
             ports: PortTable::new(settings.port_range),
@@ -347,7 +347,8 @@ impl PlannerState {
         }
     }
 
-    /// Makes the next pass examine all frontends of a Pod, because the Pod's annotation decides their phases.
+    /// Makes the next pass examine all frontends of a Pod, because the Pod's annotation decides the phases of these
+    /// frontends.
     pub(in crate::core) fn touch_all_of(&mut self, uid: &PodUid) {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
@@ -368,7 +369,7 @@ impl PlannerState {
         }
     }
 
-    /// Ends all mappings of a deleted Pod immediately, because its address may soon belong to another Pod.
+    /// Ends all mappings of a deleted Pod immediately, because the Pod's address may soon belong to another Pod.
     fn retire_pod(&mut self, uid: &PodUid) {
         for (_, frontend) in self.ports.of_pod(uid) {
             if let Some(claim) = self.ports.get_mut(frontend)

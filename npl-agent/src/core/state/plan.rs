@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plans the operations of one pass: expires timers and advances the phases of claims; then plans at most one operation
-//! for each frontend; finally plans the writes of annotations.
+//! for each frontend; finally plans the writes of annotations and readiness gates.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::core::{
     ports::Phase,
 };
 
-/// The frontend that is less than or equal to every frontend in the sort order.
+/// A lower bound of all frontends in the sort order.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
 /// The action that a frontend needs next.
@@ -170,7 +170,7 @@ impl PlannerState {
             Some(Phase::Quarantined { until: Some(until) }) => until <= now,
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
         };
-        // If a mapping leads to the wrong Pod and another process uses the node port, the agent cannot correct the
+        // If a mapping points to the wrong Pod and another process uses the node port, the agent cannot correct the
         // mapping, and removes it.
         let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
@@ -208,7 +208,7 @@ impl PlannerState {
         }
     }
 
-    /// Whether the frontend's mapping in the kernel leads to the Pod port that the claim requires.
+    /// Whether the frontend's mapping in the kernel points to the Pod port that the claim requires.
     pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
@@ -241,7 +241,7 @@ impl PlannerState {
     }
 
     /// Returns the Pods for which `ops` reserve a port, allow sources or write a mapping. The annotations of these Pods
-    /// are written in a later pass, so that each annotation is written once.
+    /// are written in a later pass, so that each annotation is written only once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

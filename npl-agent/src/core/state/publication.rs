@@ -14,7 +14,7 @@ use crate::core::{
     publish::annotation::{self, Entry, SeenEntry},
 };
 
-/// The state of a write to a Pod whose result the watch has not shown yet.
+/// The state of an outstanding write to a Pod: the watch has not shown the result of the write yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Write {
     /// The write was sent to the executor, and the API server has not answered yet.
@@ -168,8 +168,9 @@ impl PlannerState {
         }
     }
 
-    /// The gate opens after the API server has the annotation with all node ports, so that no load balancer finds a
-    /// ready Pod without the annotation. The gate of a Pod that is being deleted stays closed.
+    /// The gate opens after the API server has the annotation with every node port that the Pod can get, so that no
+    /// load balancer finds a ready Pod whose annotation lacks such a node port. The gate of a Pod that is being deleted
+    /// stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted);
@@ -197,8 +198,8 @@ impl PlannerState {
         annotation::named_by(pod).iter().all(is_its)
     }
 
-    /// Returns the correct annotation entries of a Pod: each entry has a mapping that currently leads to the Pod port,
-    /// or is a host port.
+    /// Returns the correct annotation entries of a Pod: each entry names a host port, or a node port whose mapping
+    /// currently points to the Pod port.
     pub(in crate::core) fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {
@@ -213,7 +214,7 @@ impl PlannerState {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// Returns the node port whose mapping leads to the Pod port. While the Pod port moves to a new node port, the
+    /// Returns the node port whose mapping points to the Pod port. While the Pod port moves to a new node port, the
     /// result is the old node port until the new mapping works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
@@ -222,7 +223,7 @@ impl PlannerState {
         working.first().map(|frontend| frontend.node_port)
     }
 
-    /// Whether the frontend's mapping exists and leads to the Pod port that the claim requires.
+    /// Whether the frontend's mapping exists and points to the Pod port that the claim requires.
     fn works(&self, frontend: Frontend) -> bool {
         self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }

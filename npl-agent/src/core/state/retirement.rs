@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The retirement of this Node before NPL is uninstalled: the annotations are removed, and the mappings drain and are
-//! removed.
+//! Reports how far the retirement of this Node has progressed. An operator retires a Node before uninstalling NPL: the
+//! agent withdraws the annotations, drains the mappings and then removes the mappings.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::core::model::Pod;
 pub enum RetirementStep {
     /// The agent reads the lists of Pods and Services, and the kernel's maps.
     Prerequisites,
-    /// The agent withdraws the annotations, until the API server has removed all of them.
+    /// The agent withdraws the annotations. The step is completed when the API server has removed all annotations.
     Annotations,
-    /// The mappings drain, and the agent removes them.
+    /// The mappings drain. The agent then removes the mappings.
     Mappings,
 }
 

@@ -12,7 +12,7 @@ use crate::core::{
 pub struct MappingView<'a> {
     /// The family, node port and protocol.
     pub frontend: Frontend,
-    /// The backend to which the mapping should lead; `None` if the node port should have no mapping.
+    /// The desired backend of the mapping; `None` if the node port should have no mapping.
     pub backend: Option<Backend>,
     /// The Pod to which the node port is allocated; `None` if the agent does not know the Pod.
     pub pod: Option<&'a PodKey>,

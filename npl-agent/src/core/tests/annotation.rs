@@ -80,7 +80,7 @@ fn ipv6_entries_come_first_and_every_entry_names_its_family() {
     assert!(!is_right(&swapped, &both, AnnotationFormat::V2_0), "every address has one canonical spelling");
     let ipv4_first = format!("[{},{}]", &expected[2].trim_end_matches(','), &expected[0].trim_matches(['[', ',']));
     let two = [both[1], both[3]];
-    assert!(!is_right(&ipv4_first, &two, AnnotationFormat::V2_0), "IPv6 has to come first");
+    assert!(!is_right(&ipv4_first, &two, AnnotationFormat::V2_0), "IPv6 entries must come first");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A test environment with faults: ops fail before or after they take effect, patches are delayed, answers are lost,
-//! and watches deliver changes late.
+//! A test environment that injects faults: ops fail before or after they take effect, patches are delayed, answers are
+//! lost, and watches deliver changes late.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -53,11 +53,11 @@ pub(super) struct Chaos {
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
     /// The numbers that have been a `nodePort` or `healthCheckNodePort` of a Service since the state last converged. A
-    /// mapping with one of these numbers may move to another number at any later time, for example when that number
-    /// becomes free.
+    /// mapping with one of these numbers may move to another number at any later time, for example when the other
+    /// number becomes free.
     service_ports: BTreeSet<NodePort>,
-    /// Whether the running agent has run a pass. Before the first pass, the agent knows only the state that it has
-    /// adopted.
+    /// Whether the running agent has run a pass since it received the lists. The first such pass adopts the mappings in
+    /// the kernel.
     has_looked: bool,
 }
 
@@ -111,8 +111,8 @@ impl Chaos {
         }
     }
 
-    /// Changes the kernel's map as software other than the agent may do: removes a mapping, or lets the mapping lead to
-    /// an address that no Pod has.
+    /// Changes the kernel's map as software other than the agent may do: removes a mapping, or changes the mapping's
+    /// Pod address to an address that no Pod has.
     pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
         if is_forged {
             let pod_ip = forged_ip(frontend.family);
@@ -285,7 +285,7 @@ impl Chaos {
         self.settle();
         let end = self.world.now.plus(millis);
         while let Some(at) = self.world.state.pass(self.world.now).next_deadline.filter(|at| *at <= end) {
-            assert!(at > self.world.now, "a deadline in the past would be a busy loop");
+            assert!(at > self.world.now, "a deadline in the past would cause a busy loop");
             self.world.now = at;
             self.settle();
         }
@@ -357,7 +357,7 @@ impl Chaos {
                 assert!(has_family || pod.is_terminating, "{} has no address for {entry:?}", pod.key);
                 let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
                 let former = published.insert((pod.uid.clone(), port), entry.frontend());
-                assert_eq!(former, None, "{}: one port published twice", pod.key);
+                assert_eq!(former, None, "{}: a Pod port is published twice", pod.key);
             }
         }
         for (owner, frontend) in &published {
@@ -416,7 +416,7 @@ impl Chaos {
             let mapping = self.world.real.mappings.get(frontend);
             mapping.is_none_or(|mapping| !mapping.is_restricted)
         });
-        assert_eq!(of_nobody, None, "allowed sources of a mapping that is not restricted");
+        assert_eq!(of_nobody, None, "the kernel has allowed sources for a node port without a restricted mapping");
     }
 
     fn assert_mappings_are_current(&self) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the core through its public interface: scenarios as text, and properties of random event sequences.
+//! Tests of the core as a whole: scenarios as text, and properties that hold after random sequences of events.
 
 mod chaos;
 mod check;

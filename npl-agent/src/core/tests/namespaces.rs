@@ -74,7 +74,7 @@ fn nothing_is_withdrawn_before_the_services_of_every_namespace_are_listed() {
     assert_eq!(world.wait(100_000), []);
 }
 
-/// After an expired watch, the Services of a namespace are listed again.
+/// After a watch has expired, the agent lists the Services of the watch's namespace again.
 #[test]
 fn a_list_of_one_namespace_does_not_affect_services_of_another_namespace() {
     let mut world = cluster("billing,shop");

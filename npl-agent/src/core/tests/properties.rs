@@ -117,7 +117,7 @@ fn service() -> impl Strategy<Value = Service> {
     )
 }
 
-/// A Pod as the kubelet may report it. Two Pods sometimes share an address.
+/// Generates a Pod as the kubelet may report it. Two generated Pods sometimes have the same address.
 fn pod() -> impl Strategy<Value = Pod> {
     let ips = (families(), 0..6_u8).prop_map(|(families, host)| {
         let ip = |family: &Family| match family {

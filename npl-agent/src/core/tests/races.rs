@@ -103,7 +103,7 @@ fn a_pod_unknown_to_the_api_server_is_not_patched_until_the_next_watch_event() {
     let known = chaos.world.pods.remove(&key("a/p")).unwrap();
     chaos.serve(1, &mut iter::empty());
     chaos.answer(1);
-    assert!(chaos.pass(&mut iter::empty()), "the agent retries nothing");
+    assert!(chaos.pass(&mut iter::empty()), "the agent plans no op for the Pod");
     chaos.world.pods.insert(known.key.clone(), known.clone());
     chaos.world.state.apply(Change::Pod(known));
     chaos.settle();

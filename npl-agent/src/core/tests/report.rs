@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests when problems are reported by Events, and when they are logged.
+//! Tests when problems are reported by Events, and when problems are logged.
 
 use std::collections::BTreeMap;
 
@@ -149,11 +149,11 @@ fn a_lasting_problem_is_warned_of_once_and_delays_no_other() {
 const NODES: usize = 5_000;
 /// The time in milliseconds for which the API server keeps an Event.
 const LIFETIME: u64 = 60 * 60_000;
-/// The requests of an agent if the Event exists: one that tries to create the Event, and one that reads it.
+/// The number of requests that an agent sends if the Event exists: one to create the Event, and one to read the Event.
 const REQUESTS: usize = 2;
 
-/// One Service has a problem for four hours. The model of the API server has one Event, which each agent creates if it is
-/// absent, and otherwise increments if no agent has done so recently.
+/// One Service has a problem for four hours. The model of the API server has one Event. Each agent creates the Event if
+/// the Event is absent. Otherwise, the agent increments the Event's count if no agent has done so recently.
 #[test]
 fn the_agents_of_many_nodes_share_the_event_of_a_service() {
     let mut agents: Vec<Reports> = (0..NODES).map(|number| Reports::of_node(&format!("node-{number}"))).collect();

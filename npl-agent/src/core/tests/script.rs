@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scenarios as text: each line changes the cluster or the Node, and the resulting ops are listed below that line.
+//! Runs scenarios that are written as text: each line changes the cluster or the Node, and the resulting ops are listed
+//! below that line.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -91,7 +91,7 @@ fn a_node_without_an_address_can_be_retired() {
     stale.annotation = Some("[]".to_owned());
     world.put_pod(stale);
     world.start();
-    assert!(!world.state.is_retired(), "the first pass is left");
+    assert!(!world.state.is_retired(), "the first pass has not run yet");
     world.settle();
     world.wait(60_000);
     assert!(world.state.is_retired(), "{:?}", world.state.left_to_retire());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests the chains of conditions for Pods and Services: for each kind of fault, the first broken link must be the
-//! expected one.
+//! expected link.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -28,7 +28,7 @@ fn why(world: &World, question: &str) -> Explanation {
 fn broken(world: &World, question: &str) -> (Link, String) {
     let Explanation { chains, .. } = why(world, question);
     assert_eq!(chains.len(), 1, "{chains:#?}");
-    let first = chains[0].first_broken().unwrap_or_else(|| panic!("nothing is broken: {chains:#?}"));
+    let first = chains[0].first_broken().unwrap_or_else(|| panic!("no link is broken: {chains:#?}"));
     assert!(first.page.as_ref().is_some_and(|page| page.starts_with("docs/")), "{first:?}");
     (first.link, first.found.clone())
 }

@@ -88,7 +88,8 @@ impl World {
         }
     }
 
-    /// Starts a new agent process: all sockets of the former process are closed, and kernel and cluster are unchanged.
+    /// Starts a new agent process: all sockets of the former process are closed, but the kernel's maps and the cluster
+    /// do not change.
     pub(super) fn start(&mut self) {
         self.start_without_lists();
         self.list();
@@ -171,12 +172,15 @@ impl World {
         let number = frontend.node_port;
         for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
             let names = self.published(&pod.key).iter().any(|entry| entry.node_port == number);
-            assert!(!names, "{frontend} leads to {backend:?}, and the annotation of {} names its number", pod.key);
+            assert!(!names, "{frontend} leads to {backend:?}, and the annotation of {} names the same number", pod.key);
         }
         for ((_, uid), at) in self.withdrawn.iter().filter(|((withdrawn, _), _)| *withdrawn == number) {
             let is_over = at.plus(self.settings.quarantine_millis) <= self.now;
             let is_same = uid.generation() == backend.generation;
-            assert!(is_over || is_same, "{frontend} leads to {backend:?}, and {uid} withdrew its number at {at:?}");
+            assert!(
+                is_over || is_same,
+                "{frontend} leads to {backend:?}, and {uid} withdrew the same number at {at:?}"
+            );
         }
     }
 
@@ -231,7 +235,7 @@ impl World {
         let end = self.now.plus(millis);
         let mut done = self.settle();
         while let Some(deadline) = self.state.pass(self.now).next_deadline.filter(|at| *at <= end) {
-            assert!(deadline > self.now, "a deadline in the past would be a busy loop");
+            assert!(deadline > self.now, "a deadline in the past would cause a busy loop");
             self.now = deadline;
             done.extend(self.settle());
         }

@@ -55,7 +55,7 @@ impl PlannerState {
         Family::ALL.into_iter().flat_map(of_family).collect()
     }
 
-    /// Returns all problems, with the reasons and texts of the Events about them.
+    /// Returns all problems, with the reasons and texts of the Events about these problems.
     pub fn refusal_views(&self) -> Vec<RefusalView> {
         let view = |problem: Cow<'_, Problem>| {
             let (kind, key) = match &problem.subject {
@@ -74,8 +74,8 @@ impl PlannerState {
         self.problems().map(view).collect()
     }
 
-    /// Returns, for each Pod whose annotation or readiness condition may need a write, or whose write is not confirmed
-    /// yet, the time in milliseconds since the write became necessary; 0 if no such time is recorded.
+    /// Returns the time in milliseconds since a write became necessary, for each Pod whose annotation or readiness
+    /// condition may need a write, or whose write is not confirmed yet. The time is 0 if no time is recorded.
     pub fn unpublished_millis(&self, now: Moment) -> Vec<u64> {
         let needs_write = |pod: &&Pod| self.unpublished.contains(&pod.key) || self.writes.contains_key(&pod.uid);
         let since = |pod: &Pod| self.needs_write_since.get(&pod.uid).copied().unwrap_or(now);

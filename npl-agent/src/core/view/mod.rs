@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the agent, in the format in which commands such as `status` read the state from the agent's local
-//! socket.
+//! The state of the agent, in the format that commands such as `status` read from the agent's local socket.
 //!
 //! A new version of NPL may add fields but must not rename fields, because a command may read the state of an agent of
 //! another version.
@@ -13,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::{Family, Frontend, PodPort, Protocol};
 
-/// The state of the agent. Ages and times are in milliseconds.
+/// The state of the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AgentView {
@@ -21,7 +20,7 @@ pub struct AgentView {
     pub version: String,
     /// The name of the Node.
     pub node_name: String,
-    /// The time since the agent started.
+    /// The time in milliseconds since the agent started.
     pub uptime_millis: u64,
     /// Whether the agent is ready, that is, `/readyz` succeeds.
     pub is_ready: bool,
@@ -38,14 +37,14 @@ pub struct AgentView {
     /// The state of each watch of the API server.
     pub watches: Vec<WatchView>,
     /// Whether an admission policy restricts the agent's writes; `None` until an answer of the API server has shown
-    /// whether a policy restricts them.
+    /// whether a policy restricts the writes.
     pub is_confined: Option<bool>,
     /// The devices through which clients may reach the Node, with and without attached programs.
     pub devices: Vec<DeviceView>,
     /// Whether clients can reach the Node through a device with attached programs.
     pub reaches_clients: bool,
     /// The names of the devices that only programs of an earlier agent serve, because this agent's programs could not
-    /// be attached there.
+    /// be attached to these devices.
     pub former_programs_on: Vec<String>,
     /// All allocated node ports, and all published host ports.
     pub node_ports: Vec<NodePortView>,
@@ -69,7 +68,7 @@ pub struct AgentView {
 pub struct WatchView {
     /// The watched resource: `pods`, `services` or `nodes`.
     pub resource: String,
-    /// The time since the watch last received a list, change or bookmark; `None` before the first list.
+    /// The time in milliseconds since the watch last received a list, change or bookmark; `None` before the first list.
     pub heard_millis_ago: Option<u64>,
     /// The current failure of the watch; `None` while the watch works.
     pub failure: Option<WatchFailure>,
@@ -95,7 +94,7 @@ pub enum WatchState<'a> {
     Failed(&'a WatchFailure),
     /// The watch has received no data for too long.
     Silent {
-        /// The time without data.
+        /// The time in milliseconds without data.
         millis: u64,
     },
 }
@@ -117,7 +116,7 @@ impl WatchView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchFailure {
-    /// How long the watch has been failing.
+    /// The time in milliseconds for which the watch has been failing.
     pub for_millis: u64,
     /// The error of the last attempt to watch.
     pub error: String,
@@ -207,16 +206,16 @@ pub struct NodePortView {
     pub pod: Option<String>,
     /// The Pod's port; `None` if the Pod is not known.
     pub pod_port: Option<PodPort>,
-    /// The Pod's address to which the mapping should lead; `None` if the node port is in quarantine, or while the Pod
-    /// has no address of the IP family.
+    /// The Pod's address in the desired mapping; `None` if the node port is in quarantine, or while the Pod has no
+    /// address of the IP family.
     pub pod_ip: Option<IpAddr>,
     /// The names of the Services, all in the Pod's namespace, that request the Pod's port.
     pub services: Vec<String>,
-    /// The time since the agent allocated the node port; `None` for a host port, and for a node port that an earlier
-    /// agent allocated.
+    /// The time in milliseconds since the agent allocated the node port; `None` for a host port, and for a node port
+    /// that an earlier agent allocated.
     pub age_millis: Option<u64>,
-    /// The time until the drain or the quarantine ends; `None` if the node port neither drains nor is in quarantine, or
-    /// while an annotation still names the node port.
+    /// The time in milliseconds until the drain or the quarantine ends; `None` if the node port neither drains nor is
+    /// in quarantine, or while an annotation still names the node port.
     pub ends_in_millis: Option<u64>,
 }
 

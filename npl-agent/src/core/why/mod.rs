@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Explains why a Pod or a Service is served or not served, by a chain of conditions: from the Service to the last
-//! packet. The conditions are evaluated on the same state from which the agent plans operations. The first broken link
-//! of the chain is the cause of all broken links that follow it.
+//! Explains why a Pod or a Service is served or not served, by a chain of conditions: from the agent's prerequisites to
+//! the last packet. The conditions are evaluated on the same state from which the agent plans operations. The first
+//! broken link of the chain is usually the cause of the broken links that follow.
 
 mod pod;
 mod service;
@@ -96,8 +96,8 @@ pub enum Link {
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
-    /// The Pod has an address; none of its addresses is on the Node's own network, and none is held by another Pod
-    /// (Pods on the host network are exempt from the latter).
+    /// The Pod has an address, and none of its addresses is on the Node's own network. Unless the Pod is on the host
+    /// network, no other Pod holds one of its addresses.
     Address,
     /// The Service's target port resolves to a port of the Pod, with a protocol that the agent serves.
     PortResolved,
@@ -181,7 +181,8 @@ pub struct LinkReport {
     pub holds: Holds,
     /// The finding about the condition, one sentence.
     pub found: String,
-    /// The documentation section about the broken condition: file and anchor; `None` if the condition holds.
+    /// The documentation section about a broken condition, or about packet reasons: file and anchor; `None` for all
+    /// other findings.
     pub page: Option<String>,
 }
 
@@ -207,7 +208,8 @@ pub struct Chain {
     pub subject: String,
     /// The frontend of the Pod port; `None` if no node port is allocated.
     pub frontend: Option<Frontend>,
-    /// The links, in the order of the conditions. A link that depends on a preceding broken link is omitted.
+    /// The links, in the order of the conditions. Links that cannot be evaluated because of a preceding broken link are
+    /// omitted.
     pub links: Vec<LinkReport>,
 }
 

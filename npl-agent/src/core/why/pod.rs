@@ -57,7 +57,7 @@ fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
         return vec![LinkReport::broken(Link::Agent, text, pages::NOT_READY)];
     }
     if state.is_retiring() {
-        let text = "the Node is being retired (NPL_RETIRE): nothing is published";
+        let text = "the Node is being retired (NPL_RETIRE), so no node port is published";
         return vec![LinkReport::broken(Link::Agent, text, pages::NO_ANNOTATION)];
     }
     let Some(pod) = state.snapshot.pod(key) else {
@@ -249,7 +249,7 @@ impl PodFacts<'_> {
                 let text = if self.pod.is_terminating {
                     "closed; the gate of a Pod that is being deleted stays closed"
                 } else if are_containers_ready {
-                    "closed, so the Pod is not ready; its containers are ready, and not every port is published"
+                    "closed, so the Pod is not ready; its containers are ready, but a requested port is not published"
                 } else {
                     "closed, so the Pod is not ready; its containers are not ready either"
                 };
@@ -268,9 +268,9 @@ impl PodFacts<'_> {
         LinkReport::broken(Link::Device, text, pages::DOCTOR)
     }
 
-    /// Returns a chain for each port of the Service that gets no node port for this Pod. The possible causes: the agent
-    /// does not serve the protocol; the Pod has no port with the name of the target port; or the Pod or the Node has no
-    /// address of the IP family.
+    /// Returns a chain for each port of the Service that gets no node port for this Pod. The possible causes are that
+    /// the agent does not serve the protocol, that the Pod has no port with the name of the target port, or that the
+    /// Pod or the Node has no address of the IP family.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last two links of a chain: whether packets were translated, and why packets were not translated. These two links
-//! come from the kernel's counters, which the command `why` reads itself; the agent provides the preceding links.
+//! Builds the last two links of a chain: whether packets were translated, and why packets were not translated. The
+//! command `why` builds these two links from the kernel's counters; the agent provides the preceding links.
 
 use npl_common::{reason::Reason, stats::MappingStats};
 
@@ -12,7 +12,8 @@ use crate::core::pages;
 pub struct Traffic<'a> {
     /// The counters of the mapping; `None` if the kernel has no mapping.
     pub stats: Option<MappingStats>,
-    /// The time since the last packet of any established flow of the mapping; `None` if there is no established flow.
+    /// The time in milliseconds since the last packet of any established flow of the mapping; `None` if there is no
+    /// established flow.
     pub last_packet_millis: Option<u64>,
     /// The number of packets of the whole Node that the programs counted under each reason.
     pub reasons: &'a [(Reason, u64)],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs to attach to each device, and the order in which to attach and detach them.
+//! Plans which programs to attach to each device, and the order in which to attach and detach the programs.
 //!
 //! Two rules decide the order:
 //!

@@ -88,12 +88,18 @@ impl Kernel {
     fn check(&self, step: &DeviceStep) {
         let has_replies = |ifindex: u32| self.programs.contains_key(&(ifindex, Direction::Egress));
         for ifindex in &self.xdp {
-            assert!(has_replies(*ifindex), "XDP on {ifindex} without replies after {step:?}");
+            assert!(
+                has_replies(*ifindex),
+                "device {ifindex} translates requests by XDP, but no replies, after {step:?}"
+            );
         }
         for ((ifindex, direction), program) in &self.programs {
             let is_of_pods = [PROG_PODS_REDIRECT, PROG_PODS_OFFLOAD].contains(program);
             let translates_requests = *direction == Direction::Ingress && !is_of_pods;
-            assert!(!translates_requests || has_replies(*ifindex), "requests on {ifindex} alone after {step:?}");
+            assert!(
+                !translates_requests || has_replies(*ifindex),
+                "device {ifindex} translates requests, but no replies, after {step:?}"
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides to which Pods packets are redirected with `--forwarding redirect` and `offload`. If packets to a Pod are not
-//! redirected, gives the reason why the host's stack forwards them.
+//! redirected, returns the reason why the host's stack forwards these packets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -68,17 +68,18 @@ pub enum NetworkPolicy {
 /// The set of TC programs that the agent attaches to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProgramSet {
-    /// An uplink: translates requests at ingress and replies at egress.
+    /// The programs of an uplink: they translate requests at ingress and replies at egress.
     Uplink,
-    /// An uplink whose ingress program redirects requests to Pods.
+    /// The programs of an uplink whose ingress program redirects requests to Pods.
     RedirectUplink,
-    /// An uplink whose ingress program redirects requests of a flow if the host's stack has recently forwarded packets
-    /// of the flow.
+    /// The programs of an uplink whose ingress program redirects requests of a flow if the host's stack has recently
+    /// forwarded packets of the flow.
     OffloadUplink,
-    /// A Pod's device: translates replies at ingress and redirects them to the client.
+    /// The program of a Pod's device: it translates replies at ingress and redirects the replies to the client.
     Pods,
-    /// A Pod's device: redirects replies of a flow at ingress if the host's stack has recently forwarded packets of the
-    /// flow. The egress program records the requests that the stack has forwarded.
+    /// The programs of a Pod's device. The ingress program translates and redirects the replies of a flow if the host's
+    /// stack has recently forwarded packets of the flow. The egress program records the requests that the stack has
+    /// forwarded.
     OffloadPods,
 }
 
@@ -148,7 +149,7 @@ impl HopKind {
     }
 }
 
-/// The reason why the host's stack forwards packets to a Pod, although redirect or offload is set.
+/// The reason why the host's stack forwards packets to a Pod, although `--forwarding redirect` or `offload` is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RedirectRefusal {
     /// The device that leads to the Pod is also an uplink, so the programs could not distinguish replies from requests.
@@ -156,7 +157,8 @@ pub enum RedirectRefusal {
     /// The device is one end of a veth pair whose other end is in the same network namespace, so the pair leads into no
     /// Pod.
     EndsOnTheNode,
-    /// The device is of a kind that forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
+    /// The device is of a kind that forwards packets by its own rules, such as Open vSwitch, ipvlan, macvlan or a
+    /// tunnel.
     UnknownKind,
     /// The device has a master (bridge, bond, VRF), which forwards the packets of the device.
     IsEnslaved,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests which Pods get a next hop, and the reasons for which packets to a Pod are not redirected.
+//! Tests which Pods get a next hop, and why packets to other Pods are not redirected.
 
 use std::collections::{BTreeMap, BTreeSet};
 

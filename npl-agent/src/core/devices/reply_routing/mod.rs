@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Policy routing of replies: through which interface replies of a Pod leave if a rule gives the Pod its own routing
+//! Finds through which interface the replies of a Pod leave if a policy routing rule gives the Pod its own routing
 //! table.
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!
 //! A CNI that uses several interfaces of the Node marks connections to the Node, and sets the same mark on the replies
 //! of these connections. The CNI does not mark a translated request, because the request's destination is the Pod's
-//! address. So the nftables guard marks connections of translated requests.
+//! address. So the nftables guard (NPL's nftables table) marks the connections of translated requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -113,7 +113,7 @@ pub struct IncomingRule {
     pub table: u32,
 }
 
-/// A rule of the nftables guard: it marks the connections whose request arrived on a device.
+/// A rule of the nftables guard that marks the connections whose request arrived on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Marking {
     /// The IP family.

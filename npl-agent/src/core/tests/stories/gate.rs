@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the readiness gate of Pods.
+//! Tests when the agent opens the readiness gate of a Pod.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of scenarios: each test compares the ops that result from a scenario with the expected ops.
+//! Tests scenarios: each test compares the ops that result from a scenario with the expected ops.
 
 mod antrea;
 mod gate;

@@ -62,7 +62,7 @@ fn the_first_listed_node_address_in_a_range_is_published() {
 }
 
 /// The case of kubernetes/cloud-provider-openstack#280: a cloud controller removes all addresses of a Node for a while.
-/// A Pod that appears meanwhile is published, too, since the addresses still belong to the machine.
+/// A Pod that is created in this time is published, too, because the addresses still belong to the machine.
 #[test]
 fn a_node_that_lists_no_address_for_a_while_keeps_its_node_ports() {
     check(
