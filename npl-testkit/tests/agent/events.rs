@@ -31,7 +31,7 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
-/// Returns the note of an Event without the URL at its end, which leads to the documentation of the Event's reason.
+/// Returns the note of an Event without the URL at its end, which links to the documentation of the Event's reason.
 pub(crate) fn text(event: &Value) -> &str {
     let (note, reason) = (event["note"].as_str().unwrap(), event["reason"].as_str().unwrap());
     let page = "https://github.com/npl-project/npl/blob/main/docs/reference/events.md";

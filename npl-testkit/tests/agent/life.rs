@@ -127,8 +127,8 @@ fn after_a_reboot_the_outdated_address_of_a_pod_is_not_mapped_until_the_pod_has_
         world.create_pod(pod);
         world.assert_served(pod);
     }
-    // The reboot loses the kernel's state. In the new sandboxes, each Pod's server listens at the other Pod's previous
-    // address.
+    // A reboot removes all kernel state, as `cleanup` does here. In the new sandboxes, each Pod's server listens at the
+    // other Pod's previous address.
     world.agent().kill().unwrap();
     world.agent_options(&[]).command(&["cleanup"]).unwrap();
     world.servers.clear();

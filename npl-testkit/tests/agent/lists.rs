@@ -21,7 +21,7 @@ fn the_list_of_services_is_received_compressed() {
     let uncompressed = world.cluster.client().text("/api/v1/services?limit=500").unwrap().len();
     world.start_agent(&[]);
     let received = usize::try_from(world.proxy().bytes_from_server()).unwrap();
-    assert!(received * 3 < uncompressed, "{received} bytes received, all Services have {uncompressed}");
+    assert!(received * 3 < uncompressed, "{received} bytes received; the uncompressed list has {uncompressed} bytes");
 }
 
 /// Starts an agent and publishes two Pods. Returns the verbs of the agent's lists and watches of all Pods of the Node, in

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests that a real Prometheus can scrape the running agent, that every query of the dashboard then returns data, and
-//! that the metrics of Services have the right traffic.
+//! that the metrics of Services count all traffic.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -227,7 +227,7 @@ impl World {
         Entry::parse(&seen.value.unwrap()).unwrap()
     }
 
-    /// Returns the node address and node port of the Pod for a protocol, from its annotation.
+    /// Returns the node address and node port that the Pod's annotation contains for a protocol.
     pub(crate) fn address(&self, pod: &str, protocol: Protocol) -> SocketAddr {
         let entries = self.wait_for_entries(pod, 2);
         entries.iter().find(|entry| entry.protocol == protocol).unwrap().address()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests an installation by Helm from install to uninstall, with the commands of README.md and docs/install.md.
+//! Tests an installation with Helm, from install to uninstall, with the commands of README.md and docs/install.md.
 
 use std::fs;
 use std::time::Instant;

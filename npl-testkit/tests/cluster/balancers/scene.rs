@@ -203,7 +203,7 @@ pub(crate) fn outage_during(world: &mut World, run: impl FnOnce(&mut World)) -> 
     outage
 }
 
-/// Whether the feed answers a DNS query by TCP with the code NOERROR.
+/// Whether the feed answers a DNS query over TCP with the code NOERROR.
 fn is_answered(feed: SocketAddr) -> bool {
     let name = format!("_http._tcp.web.{NAMESPACE}.npl.internal");
     let labels =
