@@ -24,8 +24,8 @@ fn the_list_of_services_is_received_compressed() {
     assert!(received * 3 < uncompressed, "{received} bytes received; the uncompressed list has {uncompressed} bytes");
 }
 
-/// Starts an agent and publishes two Pods. Returns the verbs of the agent's lists and watches of all Pods of the Node, in
-/// the order of their answers.
+/// Starts an agent and publishes two Pods. Returns the verbs of the agent's lists and watches of the Node's Pods, in
+/// the order of the answers.
 fn reads_of_pods((mut world, audit): (World, AuditLog)) -> Vec<String> {
     world.create_node();
     world.create_service();

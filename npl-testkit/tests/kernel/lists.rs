@@ -29,7 +29,7 @@ fn lines(verb: &str, addresses: impl Iterator<Item = String>) -> String {
     addresses.map(|address| format!("addr {verb} {address} dev many")).collect::<Vec<_>>().join("\n")
 }
 
-/// `ip` commands that add the temporary addresses in such a way that the kernel lists them first. The kernel lists IPv4
+/// `ip` commands that add the temporary addresses so that the kernel lists these addresses first. The kernel lists IPv4
 /// addresses of a narrower scope first, and the newest IPv6 addresses first.
 fn temporary() -> impl Iterator<Item = String> {
     (1..=TEMPORARY).flat_map(|number| [format!("172.16.0.{number}/32 scope link"), format!("fd01::{number:x}/128")])

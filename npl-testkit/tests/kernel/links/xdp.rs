@@ -56,7 +56,7 @@ impl World {
         self.node().run(|| datapath.attach_xdp(&uplink)).unwrap()
     }
 
-    /// Returns the kernel's id of the XDP program in a device's driver.
+    /// Returns the kernel's ID of the XDP program in a device's driver.
     pub(crate) fn xdp_program(&self, device: &str) -> Option<String> {
         let shown = self.node().ip(&format!("link show dev {device}")).unwrap();
         Some(shown.split_once("prog/xdp id ")?.1.split_whitespace().next()?.to_owned())

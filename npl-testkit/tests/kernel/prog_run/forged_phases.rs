@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged TCP segments with each of [`ALL_FLAGS`], to every address that leads to the Pod port, in every phase of
-//! a connection, and with the programs of each forwarding mode and of XDP.
+//! Tests forged TCP segments with each of [`ALL_FLAGS`], to every address by which clients reach the Pod port, in every
+//! phase of a connection, and with the programs of each forwarding mode and of XDP.
 
 use std::net::SocketAddr;
 
@@ -125,7 +125,8 @@ impl Attack {
         for (sequence, acknowledgement) in numbers {
             for destination in destinations {
                 for flags in ALL_FLAGS {
-                    // No flag determines alone whether the segment has a payload.
+                    // The payload depends on the number of flags, so that each flag is tested with and without a
+                    // payload.
                     let payload: &[u8] = if flags.count_ones() % 2 == 1 { b"" } else { b"7 bytes" };
                     let forged = segment(*destination, flags, payload, sequence, acknowledgement);
                     segments.push(Sent::new(&forged, segments.len().is_multiple_of(5)));
@@ -446,8 +447,8 @@ fn forged_segments_on_other_paths_do_not_disturb_an_idle_connection() {
     });
 }
 
-/// The flow's entry has timed out, and the Pod sends first. Forged segments also on the client's own path must not
-/// change the NAT address of the Pod's segments.
+/// The flow's entry has timed out, and the Pod sends first. Forged segments on any path, including the client's own,
+/// must not change the NAT address of the Pod's segments.
 #[test]
 fn forged_segments_do_not_divert_the_replies_of_an_idle_connection() {
     with_programs(|lab, via| {

@@ -152,7 +152,7 @@ fn answers_make_a_udp_flow_of_the_host_a_stream() {
     });
 }
 
-/// NPL must keep the records of two host connections that have the same slot. Without its record, the replies of a
+/// NPL must keep the records of two host connections that share a slot. Without its record, the replies of a
 /// masqueraded connection would reach an unrelated Pod, which resets the connection.
 #[test]
 fn packets_of_host_connections_that_share_a_slot_are_passed_to_the_host() {
@@ -297,8 +297,8 @@ fn refusals_by_the_host_create_no_host_connection() {
 }
 
 /// Masqueraded packets and redirected replies leave from a node port, so the egress program does not translate their
-/// first fragment. The program must record that the first fragment is not translated, so that it does not save the
-/// later fragments as early fragments.
+/// first fragment. The program must record that the first fragment is not translated. Otherwise, the program would save
+/// the later fragments as early fragments.
 #[test]
 fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {
@@ -311,7 +311,8 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
 }
 
 /// The egress program also handles replies that are already translated: redirected replies, and replies that a program
-/// on an upper device, such as a VLAN device, has translated. The program must not record them as host connections.
+/// on an upper device, such as a VLAN device, has translated. The program must not record these replies as host
+/// connections.
 #[test]
 fn translated_replies_create_no_host_connection() {
     with_mappings(|lab| {

@@ -36,7 +36,7 @@ impl DatapathCounters for NoCounters {
     }
 }
 
-/// More, and less, than the timeout of a closed TCP connection.
+/// One second more, and one second less, than the timeout of a closed TCP connection.
 const AFTER_CLOSED: Duration = Duration::from_secs(31);
 const BEFORE_CLOSED: Duration = Duration::from_secs(29);
 const AFTER_UDP: Duration = Duration::from_secs(301);
@@ -125,8 +125,9 @@ fn fill(every: u32) {
     }
 }
 
-/// The half-open entries of a SYN and of an unanswered datagram are removed by the fourth sweep, and that of an
-/// answered datagram by the 31st. The entries of an established flow stay. The sweeper runs every ten seconds.
+/// The sweeper runs every ten seconds. The fourth sweep removes the half-open entries of a SYN and of an unanswered
+/// datagram. The 31st sweep removes the half-open entry of an answered datagram. The entries of an established flow
+/// stay.
 #[test]
 fn half_open_entries_time_out_and_established_flows_do_not() {
     with_mappings(|lab| {

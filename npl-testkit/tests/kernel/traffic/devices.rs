@@ -54,7 +54,7 @@ pub(super) fn install(world: &mut World, chosen: &[(Device, UplinkReason)]) {
     world.install_on(&devices);
 }
 
-/// Moves the Node's addresses to `up0` and asserts that the agent selects this device. Asserts that requests by both
+/// Moves the Node's addresses to `up0` and asserts that the agent selects this device. Asserts that requests over both
 /// protocols and families, and transfers with the largest segments, are served there.
 #[track_caller]
 fn assert_served_by_up0(world: World) {

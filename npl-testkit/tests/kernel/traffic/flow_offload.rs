@@ -41,8 +41,8 @@ insert rule inet npl_test forward meta l4proto tcp counter name dropped drop com
 /// intervals between retransmissions double, so a larger number would take long.
 const DROPPED: u64 = 2;
 
-/// The minimum time without further data after which a flow counts as stopped. During a shorter time between two drops,
-/// even a flow that is still offloaded may move no data by chance.
+/// The minimum time without further data after which a flow counts as stopped. In a shorter time between two drops,
+/// even a flow that is still offloaded may happen to move no data.
 const STALLED: Duration = Duration::from_secs(1);
 
 /// The time limit of each wait for a change in the kernel, far above the usual duration.

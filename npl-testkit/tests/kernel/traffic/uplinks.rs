@@ -63,7 +63,7 @@ fn crossed() -> World {
 }
 
 /// Asserts that a client's requests are answered through the uplink of `by` and not of `not_by`, in both families and
-/// by both protocols.
+/// over both protocols.
 #[track_caller]
 pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not_by: &Netns) {
     let received_bytes = || [by, not_by].map(|netns| received(netns, "eth0"));
