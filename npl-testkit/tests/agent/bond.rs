@@ -98,7 +98,7 @@ impl Conversation {
     }
 
     /// Asserts that the TCP connection and the UDP flow still work. The TCP request is sent first: packets are lost
-    /// while the switch's forwarding table still has the former port, and only TCP retransmits them.
+    /// while the switch's forwarding table still contains the former port, and only TCP retransmits lost packets.
     #[track_caller]
     fn assert_goes_on(&self, pod: &str, question: &str) {
         let answer = traffic::tcp_ask(&self.stream, question).unwrap();

@@ -41,8 +41,8 @@ impl Bystander {
         Self { load, node_ports: node_ports(world) }
     }
 
-    /// Verifies that the load was served, that the node ports are unchanged, and that the agent has not written to the
-    /// Pod again.
+    /// Verifies that each request of the load was answered, that the node ports are unchanged, and that the agent has
+    /// not written to the Pod again.
     pub(crate) fn end(self, world: &World) {
         // Wait for enough requests, because the fault may have lasted less than a tenth of a second.
         let has_run = || (self.load.report().total() > 20).then_some(());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests how the agent receives its first objects: the Services by a compressed list, and the Pods by a streaming list.
+//! Tests how the agent receives its first objects: the Services in a compressed list, and the Pods through a streaming
+//! list.
 
 use npl_testkit::cluster::{Port, ServiceObject};
 use npl_testkit::control_plane::AuditLog;
@@ -37,7 +38,7 @@ fn reads_of_pods((mut world, audit): (World, AuditLog)) -> Vec<String> {
     world.assert_served("web-1");
     let requests = audit.requests().unwrap().into_iter();
     let reads = requests.filter(|it| it.resource == "pods" && ["list", "watch"].contains(&&*it.verb));
-    // The check of the admission policy lists a single Pod.
+    // Leave out the agent's check of the admission policy, which lists a single Pod.
     let reads = reads.filter(|it| !it.uri.contains("limit=1"));
     reads.map(|it| it.verb).collect()
 }

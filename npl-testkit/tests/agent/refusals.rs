@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the agent reports every error at its start as one sentence with a remedy, and never panics.
+//! Tests that the agent reports each startup error as one sentence with a remedy, and does not panic.
 
 use std::fs;
 use std::net::IpAddr;

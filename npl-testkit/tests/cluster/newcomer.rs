@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs the commands of README.md that need more than a command line: `top`, which draws on a terminal, and `trace`,
-//! which waits for packets.
+//! Runs the commands of README.md that need a terminal or traffic: `top`, which draws on a terminal, and `trace`, which
+//! waits for packets.
 
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -13,8 +13,8 @@ use npl_testkit::run::Run;
 
 /// Permanent addresses of each family: more than fit into one netlink message.
 const PERMANENT: u16 = 1000;
-/// Temporary addresses of each family. The kernel lists them before the permanent ones, which change position
-/// whenever a temporary address is removed.
+/// Temporary addresses of each family. The kernel lists temporary addresses before permanent addresses, so the
+/// positions of permanent addresses change whenever a temporary address is removed.
 const TEMPORARY: u16 = 16;
 /// Number of address dumps that the test makes while another thread adds and removes the temporary addresses.
 const DUMPS: usize = 500;

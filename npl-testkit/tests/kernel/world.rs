@@ -330,8 +330,8 @@ pub(crate) fn replacements() -> u64 {
     if is_emulated() { 3 } else { 10 }
 }
 
-/// Requests per second of a load. The rate is low on an emulated processor, where requests take so much processor time
-/// that a higher rate would slow down the verification of the programs several times.
+/// Requests per second of a load. The rate is low on an emulated processor, where a higher rate would take so much
+/// processor time that the verification of the programs would take several times as long.
 pub(crate) fn load_rate() -> u32 {
     if is_emulated() { 20 } else { 100 }
 }

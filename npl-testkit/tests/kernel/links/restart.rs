@@ -115,7 +115,7 @@ fn device_with_the_index_of_a_moved_one_is_attached_again() {
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     let elsewhere = world.run.netns("elsewhere").unwrap();
     world.node().ip(&format!("link set eth0 name gone netns {}", elsewhere.name())).unwrap();
-    // The device is set down first, because a device that is up cannot be renamed before Linux 6.2.
+    // The test sets the device down first, because a device that is up cannot be renamed before Linux 6.2.
     world.client().ip("link set eth0 down\nlink set eth0 name old").unwrap();
     recreate_uplink(&world, ifindex);
     assert_attached_again(&mut world);

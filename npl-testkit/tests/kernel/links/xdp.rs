@@ -38,7 +38,7 @@ impl World {
         world
     }
 
-    /// Attaches XDP to one of several uplinks, and disables checksum offload on its client.
+    /// Attaches the XDP program to one uplink, and disables checksum offload on the client of this uplink.
     pub(crate) fn add_xdp(&mut self, uplink: &Device) {
         let client = self.topology.clients().iter().find(|client| client.uplink.name() == uplink.name).unwrap();
         client.device.set_offloads(&[Offload::TxChecksum], false).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests a client that reaches a Pod through a mapping and directly from the same client port. Both connections have
+//! Tests a client that reaches a Pod from one client port both through a mapping and directly. Both connections have
 //! the same flow tuple. Replies belong to the connection that the Pod has accepted last.
 
 use npl_common::reason::Reason;

@@ -158,7 +158,7 @@ fn forged_datagrams_that_do_not_reach_the_pod_change_no_flow() {
     });
 }
 
-/// After another Pod has got the address, a forged datagram on another path must not bring back the generation of the
+/// When the address belongs to another Pod, a forged datagram on another path must not restore the generation of the
 /// previous Pod in the flow's entry. The client's next datagram then again determines the source of replies.
 #[test]
 fn forged_datagram_does_not_bring_back_the_flow_of_a_previous_pod() {

@@ -269,8 +269,8 @@ fn forged_segments_of_all_flags_disturb_no_direct_connection() {
     });
 }
 
-/// Three ways to end a connection, each with the segments that end the connection and those that follow. The first
-/// value of a segment is whether the client sends it, and the second value is its flags.
+/// Three ways to end a connection, each with the segments that end the connection and the segments that follow. The
+/// first value of a segment is whether the client sends it, and the second value is its flags.
 const ENDS: [&[(bool, u8)]; 3] = [
     &[(true, FIN | ACK), (false, ACK), (false, FIN | ACK), (true, ACK), (false, FIN | ACK), (true, ACK)],
     &[(true, RST | ACK), (false, ACK), (true, RST)],
@@ -479,7 +479,7 @@ impl Random {
 }
 
 /// The number of forged segments with random numbers, and the largest number of them that may have an effect: one in a
-/// thousand. By design, one in 4096 has an effect.
+/// thousand. By design, about one in 4096 has an effect.
 const TRIALS: usize = 16_384;
 const MAX_HITS: usize = TRIALS / 1000;
 

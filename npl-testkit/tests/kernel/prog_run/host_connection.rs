@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests connections of the Node whose source port is in the node port range, for example because the Node masquerades
-//! a connection. Their packets are passed to the host.
+//! a connection. The packets of these connections are passed to the host.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -152,8 +152,8 @@ fn answers_make_a_udp_flow_of_the_host_a_stream() {
     });
 }
 
-/// NPL must keep the records of two host connections that share a slot. Without its record, the replies of a
-/// masqueraded connection would reach an unrelated Pod, which resets the connection.
+/// NPL must keep the records of two host connections that share a slot. Without the record of a masqueraded connection,
+/// replies of this connection would reach an unrelated Pod, which resets the connection.
 #[test]
 fn packets_of_host_connections_that_share_a_slot_are_passed_to_the_host() {
     with_mappings(|lab| {

@@ -49,7 +49,7 @@ fn with_chunks(mut packet: Packet, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> P
     packet
 }
 
-/// For each direction: the program, the packet and its translation.
+/// Returns for each direction the program, the packet and the translated packet.
 fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'static str, Packet, Packet); 2] {
     if lab.flow(flow(Sctp)).is_none() {
         establish(lab);

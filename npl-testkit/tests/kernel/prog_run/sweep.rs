@@ -43,7 +43,8 @@ const AFTER_UDP: Duration = Duration::from_secs(301);
 const SWEEP_LIMIT: Duration = Duration::from_mins(1);
 /// More than the idle timeout of every flow.
 const AFTER_ALL: Duration = Duration::from_hours(24 * 6);
-/// Sweeps after which every half-open entry has timed out.
+/// The number of sweeps after which the half-open entries of all flows without an entry in the flow table have timed
+/// out.
 const ALL_SWEEPS: usize = 31;
 /// More entries than one batch read returns.
 const MANY: u32 = 20_000;

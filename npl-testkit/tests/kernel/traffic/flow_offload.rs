@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `--forwarding offload`, where the kernel stack decides on every flow, and most packets bypass the stack.
+//! Tests `--forwarding offload`: the kernel stack must first forward packets of a flow, and then most packets of the
+//! flow bypass the stack.
 
 use std::time::{Duration, Instant};
 

@@ -127,8 +127,8 @@ impl Observation {
                 }
             }
         }
-        // A new entry has a new ID. An entry that had timed out, or that the kernel had removed, would be followed by a
-        // new entry.
+        // A new entry has a new ID, so the number of observed entries would increase if an entry had timed out or had
+        // been removed.
         assert_eq!(self.entries.len(), 2 * count, "{:?}", self.entries);
     }
 

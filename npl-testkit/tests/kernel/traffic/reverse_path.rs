@@ -73,7 +73,8 @@ fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_
     assert_answered_by(&world, first, &second.netns, &first.netns);
     assert_eq!(dropped(&world), 0);
     set_rp_filter(&world, STRICT);
-    // In offload mode, the stack forwards the first packets of a flow, so its requests are dropped too.
+    // In offload mode, the stack forwards the first packets of a flow, so the first requests of the flow are dropped
+    // too.
     for forwarding in [Forwarding::Stack, Forwarding::Offload] {
         world.follow(forwarding);
         assert_requests_are_dropped_in_v4(&world);

@@ -77,7 +77,7 @@ pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not
             assert_eq!(transfer(&client.netns, server, direction, bytes()).unwrap().bytes, bytes());
         }
         let [expected, unexpected] = [0, 1].map(|uplink| received_bytes()[uplink] - before[uplink]);
-        // The other uplink may have some packets, because neighbor resolution uses it too.
+        // A few packets may use the other uplink, because neighbor resolution uses this uplink too.
         assert!(
             unexpected < bytes() / 100 && expected > bytes(),
             "the client received {unexpected} bytes through the wrong uplink, {expected} through the right one"
