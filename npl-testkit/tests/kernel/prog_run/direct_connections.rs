@@ -106,9 +106,9 @@ fn retransmitted_syn_ack_comes_from_the_node_port() {
     });
 }
 
-/// The clock of the flow table advances only about once a second. If a new connection with the same flow tuple starts
-/// within the same second, its entry must start without the TCP flags of the previous connection, and must record the
-/// TCP flags of the new one.
+/// Packets refresh a flow table entry at most once in 256 jiffies (0.25 s to 2.6 s). If a new connection with the same
+/// flow tuple starts before the next refresh, its entry must start without the TCP flags of the previous connection,
+/// and must record the TCP flags of the new connection.
 #[test]
 fn flags_of_an_immediately_following_connection_are_recorded() {
     with_mappings(|lab| {

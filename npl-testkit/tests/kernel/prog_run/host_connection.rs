@@ -113,8 +113,9 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
     });
 }
 
-/// The record of a UDP flow expires with the flow's entry in kernel conntrack: after that, the host has no translation
-/// for the flow's datagrams. A flow that has lasted for more than 2 s is a stream with a longer timeout.
+/// The record of a UDP flow expires shortly before the flow's entry in kernel conntrack. Without this entry, the host
+/// has no translation for the flow's datagrams. Kernel conntrack classifies a flow that has lasted for more than 2 s as
+/// a stream, which has a longer timeout.
 #[test]
 fn record_of_a_udp_flow_expires_as_in_kernel_conntrack() {
     with_mappings(|lab| {

@@ -33,10 +33,10 @@ use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
 /// The number of attempts that must use a cache entry. Not every attempt succeeds: a cache entry is valid only within
-/// one interval of the kernel's clock (0.25 s to 2.6 s), and the interval may end during the attempt, especially on a
-/// slow machine. Without the cache, no attempt would succeed.
+/// one interval of 256 jiffies (0.25 s to 2.6 s), and the interval may end during the attempt, especially on a slow
+/// machine. Without the cache, no attempt would succeed.
 const REQUIRED: usize = 40;
-/// Time limit that is longer than one interval of the kernel's clock.
+/// Time limit that is longer than 256 jiffies.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The Pod's reply on the flow.

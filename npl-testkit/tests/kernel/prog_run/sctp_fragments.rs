@@ -75,7 +75,8 @@ fn occupy_slots(time: Duration) {
     }
 }
 
-/// Frees every slot of the SCTP reassembly buffer. All slots must be free, because a fragment's slot is random.
+/// Frees every slot of the SCTP reassembly buffer. The hash of a fragment determines its slot, so the test frees all
+/// slots instead of computing this slot.
 fn free_slots() {
     occupy_slots(now().checked_sub(2 * WAIT).unwrap());
 }

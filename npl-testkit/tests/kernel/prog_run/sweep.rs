@@ -49,7 +49,7 @@ const ALL_SWEEPS: usize = 31;
 /// More entries than one batch read returns.
 const MANY: u32 = 20_000;
 
-/// The clock of the flow table.
+/// Returns the time by the clock of the flow table entries, `CLOCK_MONOTONIC`.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into()
 }
@@ -85,7 +85,7 @@ fn closed_connections_time_out_soon_and_open_ones_do_not() {
         assert_eq!(
             swept(lab, Duration::ZERO),
             0,
-            "the closed flow must stay for a while, because the last ACK may be retransmitted"
+            "the closed flow must stay until its timeout, because the last ACK may be retransmitted"
         );
         assert_eq!(swept(lab, AFTER_CLOSED), 1);
         assert_eq!((lab.flow(flow(Tcp)), lab.flow(flow(Udp)).is_some()), (None, true));
