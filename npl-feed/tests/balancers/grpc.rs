@@ -101,7 +101,7 @@ fn grpc_client_gives_ready_pods_of_two_zones_the_same_share() {
     network::inside("grpc::grpc_client_gives_ready_pods_of_two_zones_the_same_share", || {
         let folder = scene::Folder::new("grpc-zones");
         fs::write(folder.join("bootstrap.json"), load_balancers::example("bootstrap.json").unwrap()).unwrap();
-        // The Node of a Pod is the remainder of its number divided by three.
+        // The index of a Pod's Node is the number of the Pod modulo three.
         let west: Vec<u16> = (0..10).map(|number| 3 * number).collect();
         let east = [1, 4, 7];
         let pod = |number: &u16| scene::pod(&format!("web-{number}"), "web", *number);

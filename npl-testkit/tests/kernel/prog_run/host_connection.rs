@@ -347,7 +347,7 @@ fn translated_syn_ack_creates_no_host_connection() {
     });
 }
 
-/// The Pod repeats its SYN-ACK after NPL has removed the handshake's entries, because the connection is established.
+/// The connection is established, so NPL has removed the handshake's entries. Then, the Pod repeats its SYN-ACK.
 #[test]
 fn repeated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

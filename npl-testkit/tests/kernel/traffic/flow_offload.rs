@@ -163,8 +163,8 @@ fn filters_are_removed_from_devices_after_offload() {
     assert!(!has_filters.iter().any(|has| has()));
 }
 
-/// Without `nf_conntrack_tcp_be_liberal`, no packet may bypass the stack: kernel conntrack would classify later packets
-/// of the connection as invalid.
+/// Without `nf_conntrack_tcp_be_liberal`, no packet may bypass the stack. Otherwise, kernel conntrack would classify
+/// later packets of the connection as invalid.
 #[test]
 fn with_strict_conntrack_the_stack_forwards_every_packet() {
     let mut world = World::new(1);

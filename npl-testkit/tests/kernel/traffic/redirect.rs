@@ -202,7 +202,7 @@ fn redirected_client_discovers_the_path_mtu() {
 }
 
 /// When a Pod's route changes, the Pod's packets are redirected, or no longer redirected, as soon as the agent has
-/// listed the routes. No request may use a cached next hop.
+/// listed the routes. No request may use a cached next hop of an earlier route.
 #[test]
 fn redirect_follows_route_changes_of_a_pod() {
     let mut world = redirected();
