@@ -74,7 +74,7 @@ impl Scene {
         packet
     }
 
-    /// Returns the line about a packet from the client.
+    /// Returns the log line that the program must write about a packet from the client.
     fn line(&self, level: Level, protocol: &str, port: u16, outcome: &str) -> (Level, String) {
         let (source, sport) = (self.client.ip(), self.client.port());
         let node = self.node;

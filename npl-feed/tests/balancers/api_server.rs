@@ -226,9 +226,9 @@ fn the_plugin_for_kubectl_reads_the_answers_through_the_proxy(plane: &ControlPla
     assert!(body.is_empty() && errors.contains("(NotFound)") && errors.contains("pods \""), "{body}{errors}");
 }
 
-/// A deleted replica serves changes of the cluster by all interfaces until its delay ends, because kube-proxy on the
-/// Nodes may still send clients to the replica. The delay of this test's replica exceeds the test's time limit, so only
-/// the second SIGTERM can end the replica in time.
+/// Until its shutdown delay ends, a deleted replica serves changes of the cluster on all interfaces, because kube-proxy
+/// on the Nodes may still send clients to the replica. The delay of this test's replica exceeds the test's time limit,
+/// so only the second SIGTERM can end the replica in time.
 fn a_replica_serves_after_sigterm_until_a_second_sigterm(mut feed: Running, plane: &ControlPlane) {
     feed.terminate();
     until("log line about the delay", || plane.log().contains("SIGTERM: the feed serves").then_some(()));

@@ -16,7 +16,7 @@ const CLIENTS: [&str; 2] = ["dig", "kdig"];
 
 const WEB: &str = "_http._tcp.web.default.npl.internal.";
 
-/// More members than fit into an answer by UDP.
+/// More members than fit into an answer over UDP.
 const MANY: u16 = 300;
 
 /// A parsed answer.
@@ -114,7 +114,7 @@ fn denials_are_right(program: &str) {
     assert_eq!((foreign.code.as_str(), foreign.answers.len()), ("REFUSED", 0), "{}", foreign.text);
 }
 
-/// Checks that an answer by UDP does not contain the members of `WEB`, even if the client accepts large datagrams.
+/// Checks that an answer over UDP does not contain the members of `WEB`, even if the client accepts large datagrams.
 pub(crate) fn expect_truncation_by_udp() {
     for size in ["+noedns", "+bufsize=65535"] {
         let answer = ask("dig", &format!("{size} +ignore SRV {WEB}"));
@@ -122,7 +122,7 @@ pub(crate) fn expect_truncation_by_udp() {
     }
 }
 
-/// If the answer by UDP is truncated, `dig` and `kdig` repeat the query by TCP, unless `+ignore` is given.
+/// If the answer over UDP is truncated, `dig` and `kdig` repeat the query over TCP, unless `+ignore` is given.
 fn large_answers_are_complete_by_tcp(program: &str) {
     let answer = ask(program, &format!("+bufsize=1232 +ignore SRV {WEB}"));
     assert_eq!((answer.is_truncated, answer.answers.len()), (true, 0), "{}", answer.text);

@@ -20,7 +20,7 @@ use crate::{
 const CONNECTIONS: usize = 3000;
 /// The number of connections on which the client sends queries and reads no answer, more than the feed keeps open.
 const SILENT: usize = 400;
-/// The number of queries that the client sends by UDP. The client does not read the answers.
+/// The number of queries that the client sends over UDP. The client does not read the answers.
 const DATAGRAMS: usize = 100_000;
 /// The upper limit of the memory that the feed needs for all queries, answers and connections of the flood, in KiB.
 const FLOOD_LIMIT: u64 = 24 * 1024;
@@ -28,7 +28,8 @@ const FLOOD_LIMIT: u64 = 24 * 1024;
 const WEB: &str = "_http._tcp.web-001.production.npl.internal.";
 
 /// The hard limit of open files of a feed, and the number of idle connections that the test opens to each interface of
-/// the feed. If the feed kept all connections to one interface, these would take all file descriptors.
+/// the feed. If the feed kept all connections to one interface, these connections would use up the feed's file
+/// descriptors.
 const FEW_FILES: usize = 400;
 
 /// A query for the members of `WEB`.
@@ -101,7 +102,8 @@ fn a_flood_of_dns_queries_takes_bounded_memory_and_other_clients_are_answered() 
 }
 
 /// The container runtime may set a hard limit of open files below the number of connections that the feed accepts by
-/// default. Idle connections to one interface must not exclude the clients of any interface, nor the kubelet's probes.
+/// default. Even then, idle connections to one interface must not prevent other clients or the kubelet's probes from
+/// being answered on any interface.
 #[test]
 fn idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients() {
     let test = "flood::idle_connections_at_a_low_limit_of_open_files_do_not_exclude_other_clients";

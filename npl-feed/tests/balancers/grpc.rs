@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A gRPC client without a proxy: grpc-go reads the members of a Service from the feed by xDS, with the bootstrap file
-//! of docs/load-balancers.md, and balances its requests over the Pods.
+//! A gRPC client without a proxy: grpc-go reads the members of a Service from the feed over xDS, with the bootstrap
+//! file of docs/load-balancers.md, and balances its requests over the Pods.
 
 use std::{
     collections::BTreeMap,
@@ -92,7 +92,7 @@ fn grpc_client_balances_over_the_pods_by_itself() {
     });
 }
 
-/// The number of requests over which the test counts how the client distributes them.
+/// The number of requests whose distribution over the Pods the test counts.
 const COUNTED: usize = 400;
 
 /// A zone with one ready and nine draining Pods gets the requests of one Pod, not of ten.
@@ -101,7 +101,7 @@ fn grpc_client_gives_ready_pods_of_two_zones_the_same_share() {
     network::inside("grpc::grpc_client_gives_ready_pods_of_two_zones_the_same_share", || {
         let folder = scene::Folder::new("grpc-zones");
         fs::write(folder.join("bootstrap.json"), load_balancers::example("bootstrap.json").unwrap()).unwrap();
-        // The Node of a Pod is the remainder of its number divided by three.
+        // The index of a Pod's Node is the number of the Pod modulo three.
         let west: Vec<u16> = (0..10).map(|number| 3 * number).collect();
         let east = [1, 4, 7];
         let pod = |number: &u16| scene::pod(&format!("web-{number}"), "web", *number);

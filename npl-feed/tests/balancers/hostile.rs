@@ -20,16 +20,17 @@ use crate::{
     slow::{self, expect_client_is_served, read_count, wait_for_count},
 };
 
-/// The number of streams that the feed accepts on one connection to HTTP.
+/// The number of streams that the feed accepts on one HTTP connection.
 const STREAMS: u32 = 16;
 /// The number of HTTP connections on which answers are not read, almost as many as the feed accepts.
 const UNREAD: usize = 1000;
 /// The number of xDS connections on which requests are not completed, and the bytes of each incomplete request.
 const INCOMPLETE: usize = 800;
 const REQUEST_BYTES: usize = 60_000;
-/// The soft limit of open files of the test process: more than all these clients have sockets.
+/// The soft limit of open files of the test process, which exceeds the number of sockets of all these clients.
 const OPEN_FILES: u64 = 4096;
-/// The number of connections with an open stream on which a large request is complete, and the size of the request.
+/// The number of connections on which a client sends one large complete request and keeps the stream open, and the size
+/// of the request in bytes.
 const COMPLETE: usize = 40;
 const LARGE: usize = 4 * 1024 * 1024 - 100;
 /// The number of names of each stream, and the default of `--xds-max-names`.
@@ -37,11 +38,12 @@ const NAMES: usize = 20_000;
 const MOST_NAMES: usize = 100_000;
 /// The maximum size in bytes of a response that the test's client accepts; the responses to these streams are smaller.
 const LARGEST_RESPONSE: usize = 64 * 1024 * 1024;
-/// The length of the longest name.
+/// The length in bytes of the longest name: a Service and a namespace of 63 bytes each, a port of 15 bytes, and two
+/// separators.
 const LONGEST_NAME: usize = 143;
-/// The upper limits in KiB: the memory for unread answers and incomplete requests, for the connections and streams of
-/// HTTP, and for the connections, streams and subscriptions of xDS. The memory limit of the feed's container also
-/// covers a flood of DNS queries.
+/// The upper limits of the memory in KiB: for unread answers and incomplete requests; for HTTP connections and streams;
+/// for xDS connections and streams; and for xDS subscriptions. The memory limit of the feed's container also covers a
+/// flood of DNS queries.
 const HELD_LIMIT: u64 = 24 * 1024;
 const HTTP_LIMIT: u64 = 88 * 1024;
 const XDS_LIMIT: u64 = 32 * 1024;
@@ -56,13 +58,14 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The preface of a connection whose streams have a closed window: the setting 4 is the initial window.
+/// Returns an HTTP/2 preface with an initial window of 0 bytes (setting 4), so that the feed may not send the body of
+/// an answer.
 fn preface() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[0, 4, 0, 0, 0, 0])].concat()
 }
 
-/// A header block: the method as an element of HPACK's static table (2 is GET, 3 is POST), the scheme `http`, the
-/// authority `a` and the path as a literal.
+/// Returns a header block: the method as an element of HPACK's static table (2 is GET, 3 is POST), the scheme `http`,
+/// the authority `a` and the path as a literal.
 fn header(method: u8, path: &str) -> Vec<u8> {
     let path = [&[0x04, u8::try_from(path.len()).unwrap()][..], path.as_bytes()].concat();
     [&[0x80 | method, 0x86, 0x41, 1, b'a'][..], &path].concat()
@@ -111,8 +114,8 @@ fn leave_requests_incomplete() -> Vec<TcpStream> {
     (0..INCOMPLETE).map(|_| connect(XDS, &bytes)).collect()
 }
 
-/// Connects again until `attempt` returns a value. Every xDS client connects again, because the feed may close the
-/// connection of a large request while other clients keep more memory occupied.
+/// Connects again until `attempt` returns a value. xDS clients connect again in practice too: while other clients
+/// occupy more memory, the feed may close the connection of a large request.
 async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
     let attempts = async {
         let mut closed = 0;
@@ -131,9 +134,8 @@ async fn reconnect<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
     value
 }
 
-/// Opens a stream with a complete request that is as large as a request may be, and to which the feed sends no
-/// response. `is_counted` returns whether the feed has read the request. Returns `None` if the feed has closed the
-/// connection.
+/// Opens a stream and sends a complete request of almost the maximum size, to which the feed sends no response.
+/// `is_counted` returns whether the feed has read the request. Returns `None` if the feed has closed the connection.
 async fn send_large_request(is_counted: impl Fn() -> bool) -> Option<Box<dyn Send>> {
     let mut client = slow::connect().await;
     let request = DiscoveryRequest { type_url: "x".repeat(LARGE), ..DiscoveryRequest::default() };

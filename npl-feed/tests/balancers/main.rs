@@ -55,8 +55,8 @@ fn envoy_serves_all_requests() {
     serve_all_requests("envoy_serves_all_requests", &ENVOY, 1);
 }
 
-/// Envoy also reads the feed by the state-of-the-world variant of xDS, if only the `api_type` of the example is
-/// changed.
+/// Envoy can also read the feed with the state-of-the-world variant of xDS: only the `api_type` of the example has to
+/// be changed.
 #[test]
 fn envoy_serves_all_requests_by_state_of_the_world() {
     let replacement = ("api_type: DELTA_GRPC", "api_type: GRPC");
@@ -74,7 +74,7 @@ fn nginx_serves_all_requests() {
     serve_all_requests("nginx_serves_all_requests", &NGINX, 1);
 }
 
-/// The members do not fit into an answer by UDP, so nginx repeats its query by TCP.
+/// The members do not fit into an answer over UDP, so nginx repeats its query over TCP.
 #[test]
 fn nginx_uses_more_members_than_an_answer_by_udp_has() {
     network::inside("nginx_uses_more_members_than_an_answer_by_udp_has", || {
@@ -85,8 +85,8 @@ fn nginx_uses_more_members_than_an_answer_by_udp_has() {
     });
 }
 
-/// Caddy looks up a member's address by DNS for each new connection to the Pod. While the first replica of the feed is
-/// stopped, the second replica answers these DNS queries.
+/// Caddy looks up a member's address in the feed's DNS for each new connection to the Pod. While the first replica of
+/// the feed is stopped, the second replica answers these DNS queries.
 #[test]
 fn caddy_serves_all_requests() {
     serve_all_requests("caddy_serves_all_requests", &CADDY, 2);

@@ -194,15 +194,15 @@ impl LargeCluster {
         fs::read_to_string(self.folder.join("npl-feed.log")).unwrap()
     }
 
-    /// The largest resident memory that the feed has had, in KiB. A debug build does not count the pages of the
-    /// program's file.
+    /// The largest resident memory that the feed has had, in KiB. In a debug build, the pages of the program's file are
+    /// not counted.
     pub(crate) fn peak_memory(&self) -> u64 {
         let [peak, file] = ["VmHWM", "RssFile"].map(|name| field(&self.process, name));
         if cfg!(debug_assertions) { peak.saturating_sub(file) } else { peak }
     }
 
-    /// The resident memory of the feed, in KiB. A debug build does not count the pages of the program's file, because
-    /// these pages alone take more than half of the limit.
+    /// The resident memory of the feed, in KiB. In a debug build, the pages of the program's file are not counted,
+    /// because these pages alone take more than half of the limit.
     pub(crate) fn memory(&self) -> u64 {
         field(&self.process, if cfg!(debug_assertions) { "RssAnon" } else { "VmRSS" })
     }

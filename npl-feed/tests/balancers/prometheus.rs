@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real Prometheus discovers the members of a Service by the feed's HTTP service discovery, with the configuration of
-//! docs/load-balancers.md, and scrapes the feed's own metrics for the queries of the dashboard.
+//! A real Prometheus discovers the members of a Service through the feed's HTTP service discovery, with the
+//! configuration of docs/load-balancers.md, and scrapes the feed's own metrics for the queries of the dashboard.
 
 use std::{
     collections::BTreeSet,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests which requests each load balancer repeats at another Pod, against the table in docs/load-balancers.md: after a
-//! refused connection, and after a connection that the Pod resets although it has received the request.
+//! Compares the requests that each load balancer repeats at another Pod with the table in docs/load-balancers.md: after
+//! a refused connection, and after a connection that the Pod resets although it has received the request.
 
 use std::{
     fs,

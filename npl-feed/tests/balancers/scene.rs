@@ -72,7 +72,7 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Starts a replica that is reached at the address of a Node.
+    /// Starts a replica that listens on the address of a Node.
     pub(crate) fn start(node_ip: &str, pods: Vec<Pod>) -> Self {
         let at = |port: u16| format!("{node_ip}:{port}");
         let arguments = ["npl-feed", "--xds", &at(30180), "--http", &at(30181), "--dns", &at(30153), "--drain", "3s"];
@@ -260,7 +260,7 @@ impl Scene {
             let last = names.iter().filter_map(|name| seen.answers.get(name)).map(|(_, last)| *last).max();
             seen.requests > last.unwrap_or_default().max(deleted_at) + QUIET
         });
-        println!("{}: {names:?} are left {:?} after their deletion", self.name, started.elapsed());
+        println!("{}: requests to {names:?} ended {:?} after the Pods' deletion", self.name, started.elapsed());
         for name in names {
             self.backends.stop(name);
             self.remove(name);

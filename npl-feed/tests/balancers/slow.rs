@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of the program `npl-feed` request all members by xDS and HTTP, and do not read the answers. The feed's
+//! Clients of the program `npl-feed` request all members over xDS and HTTP, and do not read the answers. The feed's
 //! memory stays bounded, and the feed answers other clients.
 
 use std::{io::Write as _, net::TcpStream};
@@ -31,7 +31,7 @@ const STREAMS_PER_CONNECTION: usize = 4;
 /// The number of requests for all endpoints that each stream sends. The feed computes this many responses for a client
 /// that does not read, and further responses only after the client has read.
 const RESPONSES: usize = 3;
-/// The counter of the successful answers by HTTP.
+/// The counter of the successful answers over HTTP.
 const ANSWERS: &str = r#"npl_feed_http_answers_total{answer="2xx"}"#;
 /// The number of HTTP connections on which all members are requested and not read.
 const CONNECTIONS: usize = 300;
@@ -87,9 +87,9 @@ pub(crate) fn wait_for_count(counter: &str, count: usize) {
     api_server::until(&format!("{count} of {counter}"), || read_count(counter).filter(|value| *value >= count));
 }
 
-/// Waits until the feed has answered `requests` requests since the counter of answers had the value `before`. The reads
-/// of the counter are answered requests, too: the feed counts a read after it has encoded the counter, so no read
-/// counts itself.
+/// Waits until the feed has answered `requests` requests since the counter of answers had the value `before`. Each read
+/// of the counter is also an answered request. The feed counts a read only after it has encoded the counter, so the
+/// value that a read returns does not include this read.
 fn wait_for_answers(before: usize, requests: usize) {
     let mut reads = 0;
     api_server::until(&format!("{requests} answers"), || {

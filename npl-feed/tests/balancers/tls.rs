@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests TLS with client certificates: the interfaces with TLS answer only clients with a certificate of the feed's
-//! client CA.
+//! Tests TLS with client certificates: the interfaces with TLS answer only clients with a certificate that the feed's
+//! client CA has signed.
 
 use std::{
     path::Path,

@@ -72,7 +72,7 @@ fn objects_at_the_limits_of_the_api_are_served() {
     let entries = world.wait_for_entries(&name, 250);
     assert!(entries.iter().any(|entry| entry.pod_port == 65_534));
     assert_eq!(world.writes(&name), 1);
-    // The Event about the unresolvable port name is created, although it contains the long name of the Pod.
+    // The agent creates the Event about the unresolvable port name, although the Pod's name has the maximum length.
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 1"#);
 }
 

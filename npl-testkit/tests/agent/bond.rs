@@ -27,7 +27,7 @@ const BOND: &str = "link add up0 type bond mode active-backup miimon 50 primary 
 /// reports carrier changes without delay.
 const SECOND_PAIR: &str = "link add eth1 index 101 type veth peer name eth1 netns";
 
-/// The client's end: a switch that connects both cables with the client.
+/// The client's end: a switch that connects both cables to the client.
 const SWITCH: &str = "link add sw0 type bridge forward_delay 0
 link set eth0 master sw0
 link set eth1 master sw0
@@ -98,7 +98,7 @@ impl Conversation {
     }
 
     /// Asserts that the TCP connection and the UDP flow still work. The TCP request is sent first: packets are lost
-    /// while the switch's forwarding table still has the former port, and only TCP retransmits them.
+    /// while the switch's forwarding table still contains the former port, and only TCP retransmits lost packets.
     #[track_caller]
     fn assert_goes_on(&self, pod: &str, question: &str) {
         let answer = traffic::tcp_ask(&self.stream, question).unwrap();

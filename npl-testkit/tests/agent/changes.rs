@@ -170,7 +170,8 @@ fn added_addresses_of_both_families_are_served_until_they_are_removed() {
     wait_until_served(&world, &requests);
 }
 
-/// Starts one transfer to the Pod per family. A transfer takes longer than the changes that the test makes meanwhile.
+/// Starts one transfer to the Pod per family. A transfer takes longer than the changes that the test makes during the
+/// transfer.
 fn transfers(world: &World, entries: &[Entry]) -> Vec<Transfer> {
     let client = &world.topology.client().netns;
     let start = |entry: &Entry| Transfer::start(client, entry.address(), Direction::Upload, 4 << 20, 1 << 20).unwrap();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests behavior on which consumers of the annotation rely and that no other test covers. docs/antrea-compatibility.md
-//! has the complete list.
+//! lists all such behavior.
 
 use std::net::{TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 
-/// Tolerance: a drain or a quarantine may end earlier by this time.
+/// The tolerance: the time by which a drain or a quarantine may be shorter than configured.
 const ROUNDED: Duration = Duration::from_millis(100);
 
 #[test]
@@ -66,7 +66,7 @@ fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarant
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
     // The second Pod gets no node port for TCP: another process uses one of the two ports of the range, and the agent
-    // still keeps the other one for the first Pod.
+    // still keeps the other port for the first Pod.
     world.create_pod("web-1");
     let (mut served, mut is_refused, mut first_error) = (0, false, None);
     let successor = || match traffic::tcp_request(&client, server, "who?") {

@@ -187,7 +187,7 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
 
 /// The number of devices to remove. Their removal holds the kernel's RTNL lock for about eight seconds, because the
 /// kernel waits for an RCU grace period per device. The removal of the devices of hundreds of Pods would hold the lock
-/// as long.
+/// for as long.
 const MANY: usize = 500;
 
 /// Returns the states of the agent's threads, one letter each (`proc_pid_stat(5)`).

@@ -138,7 +138,7 @@ fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
     forget_copy();
     let wrong = finding(&world, "annotations").found;
     assert!(wrong.contains(&format!("port {}", value.pod_port + 1)), "{wrong}");
-    assert!(!is_answered(), "a request is answered although its node port leads to a Pod port without a server");
+    assert!(!is_answered(), "a request is answered although its node port is mapped to a Pod port without a server");
     mappings.insert(key, value, 0).unwrap();
     forget_copy();
     assert_ok(&world, "annotations", "match the kernel's mappings");
@@ -191,7 +191,7 @@ table ip npl_test {
   }
 }";
 
-/// The Pod's routing table leads to the second client. This client drops the replies to the first client.
+/// The Pod's routing table sends packets to the second client, which drops the replies to the first client.
 #[test]
 fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     let key = "reply_routes";
@@ -216,8 +216,8 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     assert_ok(&world, key, "nftables table inet npl marks connections to the mappings of these Pods");
     assert!(is_served(&world), "replies are lost although doctor reports no problem");
 
-    // The strict reverse path filter looks up the route from the Pod to the client without the mark. This route leads
-    // through another device than the one on which the request arrived, so the filter drops the request.
+    // The strict reverse path filter looks up the route from the Pod to the client without the mark. This route uses
+    // another device than the one on which the request arrived, so the filter drops the request.
     assert_ok(&world, "rp_filter", "off on eth0");
     node.sysctl("net/ipv4/conf/eth0/rp_filter", "1").unwrap();
     assert_reported(&world, "rp_filter", "warning", "set rp_filter to 2");

@@ -128,7 +128,7 @@ impl Idle {
         Self { client, pod }
     }
 
-    /// Removes the entries of kernel conntrack, and sends data of the Pod. Returns whether the client receives the
+    /// Removes the entries of kernel conntrack, and sends data from the Pod. Returns whether the client receives the
     /// data.
     fn survives_lost_conntrack(mut self, world: &World) -> bool {
         world.topology.node().forget_connections().unwrap();

@@ -204,7 +204,7 @@ fn forwarding_cases() -> Vec<Case> {
             ALL,
         ),
         case(
-            "IPv4 forwarding is off for a device that leads neither to clients nor to Pods",
+            "IPv4 forwarding is off for a device that connects neither clients nor Pods",
             vec![Ip("link add other0 type bridge"), Sysctl("net/ipv4/conf/other0/forwarding", "0")],
             vec![Ip("link del other0")],
             vec![],
@@ -279,8 +279,8 @@ table inet npl_test {
     ct state established,related accept
   }
 }";
-/// The forward chain of firewalld: of the new connections from an uplink, those that kernel conntrack has translated
-/// are accepted, and all others are rejected.
+/// The forward chain of firewalld. Of the new connections from an uplink, the chain accepts those that kernel conntrack
+/// has translated, and rejects all others.
 const FIREWALLD: &str = "
 table inet npl_test {
   chain filter_FORWARD {
@@ -416,13 +416,13 @@ fn doctor_reports_a_forward_chain_if_and_only_if_it_drops_requests_or_replies() 
 }
 
 const STRICT: &str = "net/ipv4/conf/eth0/rp_filter";
-/// The Pod gets a routing table of its own. The table leads to the second client.
+/// The Pod gets a routing table of its own, whose gateway is the second client.
 const POD_RULE: &str = "rule add from 10.244.0.1 lookup 100 priority 1536\n\
                         route add default via 203.0.113.2 dev eth1 table 100";
 const NO_POD_RULE: &str = "rule del priority 1536\nroute flush table 100";
 
-/// The Node address of the first uplink gets a routing table of its own. The default route of the main table leads
-/// through the second uplink.
+/// The Node address of the first uplink gets a routing table of its own. The default route of the main table uses the
+/// second uplink.
 const ADDRESS_RULE: &str = "rule add from 192.0.2.10 lookup 100 priority 1536\n\
                             route add default via 192.0.2.1 dev eth0 table 100\n\
                             route replace default via 203.0.113.2 dev eth1";
@@ -432,21 +432,21 @@ const NO_ADDRESS_RULE: &str = "route replace default via 192.0.2.1 dev eth0\nrul
 fn routing_cases() -> Vec<Case> {
     vec![
         case(
-            "a rule for the device of the Pod leads to another uplink",
+            "a rule for the device of the Pod selects another uplink",
             vec![Ip("route add default via 203.0.113.2 dev eth1 table 101\nrule add iif npl1 lookup 101 priority 100")],
             vec![Ip("rule del priority 100\nroute flush table 101")],
             vec![("incoming_rules", "warning", "iif npl1 lookup 101")],
             ALL_BUT_V4_OF_FIRST,
         ),
         case(
-            "a rule for the device of the Pod leads to the first uplink only",
+            "a rule for the device of the Pod selects the first uplink only",
             vec![Ip("route add default via 192.0.2.1 dev eth0 table 101\nrule add iif npl1 lookup 101 priority 100")],
             vec![Ip("rule del priority 100\nroute flush table 101")],
             vec![("incoming_rules", "warning", "iif npl1 lookup 101")],
             ALL_BUT_V4_OF_SECOND,
         ),
         case(
-            "a rule for the device of the Pod leads to the same uplinks as the main table",
+            "a rule for the device of the Pod selects the same uplinks as the main table",
             vec![Ip("route add default via 192.0.2.1 dev eth0 table 101\n\
                      route add 203.0.113.0/24 dev eth1 table 101\n\
                      rule add iif npl1 lookup 101 priority 100")],
@@ -462,7 +462,7 @@ fn routing_cases() -> Vec<Case> {
             ALL,
         ),
         case(
-            "the Pod has a routing table of its own, which leads to another uplink",
+            "the Pod has a routing table of its own, which selects another uplink",
             vec![Ip(POD_RULE)],
             vec![Ip(NO_POD_RULE)],
             vec![("reply_routes", "warning", "docs/troubleshoot.md")],
@@ -483,7 +483,7 @@ fn routing_cases() -> Vec<Case> {
             ALL_BUT_V4_OF_FIRST,
         ),
         case(
-            "strict reverse path filtering, and the route to the client leads back",
+            "strict reverse path filtering, and the route to the client uses the uplink of the request",
             vec![Sysctl(STRICT, "1")],
             vec![Sysctl(STRICT, "0")],
             vec![],

@@ -31,7 +31,7 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
-/// Returns the note of an Event without the URL at its end, which leads to the documentation of the Event's reason.
+/// Returns the note of an Event without the URL at its end, which links to the documentation of the Event's reason.
 pub(crate) fn text(event: &Value) -> &str {
     let (note, reason) = (event["note"].as_str().unwrap(), event["reason"].as_str().unwrap());
     let page = "https://github.com/npl-project/npl/blob/main/docs/reference/events.md";
@@ -62,7 +62,7 @@ fn port_exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.wait_for_metric(r#"npl_problems{reason="PortRangeExhausted"} 1"#);
-    // The second Event is about the Service: each protocol of its target port gets a node port of its own.
+    // The second Event is about the Service: the two protocols of its target port get separate node ports.
     wait_for_event(&world, "web", "ProtocolsNotMerged");
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 2"#);
     world.delete_pod("web-0");

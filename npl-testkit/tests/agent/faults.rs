@@ -41,8 +41,8 @@ impl Bystander {
         Self { load, node_ports: node_ports(world) }
     }
 
-    /// Verifies that the load was served, that the node ports are unchanged, and that the agent has not written to the
-    /// Pod again.
+    /// Verifies that each request of the load was answered, that the node ports are unchanged, and that the agent has
+    /// not written to the Pod again.
     pub(crate) fn end(self, world: &World) {
         // Wait for enough requests, because the fault may have lasted less than a tenth of a second.
         let has_run = || (self.load.report().total() > 20).then_some(());
@@ -167,8 +167,9 @@ fn an_expired_watch_restarts_from_a_list() {
     bystander.end(&world);
 }
 
-/// The number of writes between the backup and its restoration. Without these writes, the revision of the restored
-/// store would soon reach the revision at which the agent's watches ended.
+/// The number of writes between the backup and its restoration. The agent detects the restoration by the lower revision
+/// of the restored store. Without these writes, this revision would soon reach the revision at which the agent's
+/// watches ended.
 const WRITES: usize = 250;
 /// The time within which an agent follows a restored store, extended on slow machines: the agent's back-off is at most
 /// ten seconds, and two attempts may fail.

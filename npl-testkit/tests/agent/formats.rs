@@ -85,7 +85,7 @@ fn sctp_is_served_and_published_when_enabled() {
     assert_eq!((sctp.pod_port, sctp.node_ip), (2905, world.node_ip()));
     let is_it = |mapping: &serde_json::Value| mapping["protocol"] == "sctp" && mapping["nodePort"] == sctp.node_port;
     assert!(world.kernel_mappings().iter().any(is_it), "{:?}", world.kernel_mappings());
-    // The SCTP port must not affect the node ports of the other protocols.
+    // The SCTP port of the Service must not affect the node ports of the other protocols.
     for entry in entries.iter().filter(|entry| entry.protocol != Protocol::Sctp) {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }

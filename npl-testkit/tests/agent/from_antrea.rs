@@ -156,9 +156,9 @@ fn wait_for_answers(load: &Load, step: &str) {
 /// Antrea's rules. `rewrites` is the number of times that NPL's agent writes each annotation.
 fn migrate(format: Format, flags: &[&str], rewrites: usize) {
     let (mut world, antrea) = world_with_antrea(format);
-    // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, the sysctl would hide an
-    // error. If NPL translated some packets of a connection that Antrea's rules translate, strict conntrack would
-    // classify the connection's other packets as out of window, and the test would fail.
+    // `nf_conntrack_tcp_be_liberal` is set only for offload, which needs it. In other modes, the sysctl would hide the
+    // following error. If NPL translated some packets of a connection that Antrea's rules translate, strict conntrack
+    // would classify the connection's other packets as out of window, and the test would fail.
     world.topology.node().set_liberal_tracking(flags.contains(&"offload")).unwrap();
     let ports = PODS.map(|pod| world.wait_for_entries(pod, 2));
     let before = written(&world);
@@ -223,8 +223,8 @@ fn an_agent_beside_antrea_reports_the_sockets_and_the_other_writer_and_loses_not
     let own = antrea::annotation(Format::V1_7, world.node_ip(), &mappings(&world, 0));
     world.start_agent(&[]);
     world.wait_for_log("another process has bound this port");
-    // In the role of Antrea's agent, the test replaces each annotation value of NPL, until NPL reports the other
-    // writer.
+    // In the role of Antrea's agent, the test replaces each annotation value that NPL writes, until NPL reports the
+    // other writer.
     let contested = "keeps changing the annotation";
     poll::until("the report of the other writer", LIMIT, || {
         let value = world.cluster.pod_annotation(NAMESPACE, "web-0").unwrap();
@@ -237,7 +237,7 @@ fn an_agent_beside_antrea_reports_the_sockets_and_the_other_writer_and_loses_not
     wait_for_answers(&load, "both agents run");
     assert_eq!(load.stop().failures, []);
 
-    // The operator stops NPL first: Antrea serves as before.
+    // If the operator stops NPL first, Antrea serves as before.
     world.agent().kill().unwrap();
     world.agent_options(&[]).command(&["cleanup"]).unwrap();
     let first = mappings(&world, 0)[0].node_port;

@@ -93,7 +93,7 @@ fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
 /// A namespace that differs from the one in the manifest.
 const ELSEWHERE: &str = "elsewhere";
 
-/// Applies the manifest with another namespace by kustomize, which does not change the namespace in the CEL expressions
+/// Applies the manifest in another namespace with kustomize, which does not change the namespace in the CEL expressions
 /// of the admission policies. Returns a client with the token of an agent's Pod on [`NODE`].
 fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> ApiClient {
     let folder = run.file("overlay");

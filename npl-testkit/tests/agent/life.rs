@@ -127,8 +127,8 @@ fn after_a_reboot_the_outdated_address_of_a_pod_is_not_mapped_until_the_pod_has_
         world.create_pod(pod);
         world.assert_served(pod);
     }
-    // The reboot loses the kernel's state. In the new sandboxes, each Pod's server listens at the other Pod's previous
-    // address.
+    // A reboot removes all kernel state, as `cleanup` does here. In the new sandboxes, each Pod's server listens at the
+    // other Pod's previous address.
     world.agent().kill().unwrap();
     world.agent_options(&[]).command(&["cleanup"]).unwrap();
     world.servers.clear();
@@ -147,7 +147,7 @@ fn after_a_reboot_the_outdated_address_of_a_pod_is_not_mapped_until_the_pod_has_
     for pod in pods {
         world.annotations.wait_for(pod, LIMIT, |value| value.is_none_or(|text| text == "[]")).unwrap();
     }
-    // The agent keeps the node ports of both Pods reserved, and maps none of them.
+    // The agent keeps the node ports of both Pods reserved, and maps no node port.
     let mapped = |world: &World| world.kernel_mappings().iter().filter(|it| it["inKernel"] == true).count();
     assert_eq!(mapped(&world), 0, "an outdated address is mapped: {:?}", world.kernel_mappings());
     for (served, (pod, (_, ip))) in pods.iter().zip(sandboxes.iter().rev()).enumerate() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests how the agent receives its first objects: the Services by a compressed list, and the Pods by a streaming list.
+//! Tests how the agent receives its first objects: the Services in a compressed list, and the Pods through a streaming
+//! list.
 
 use npl_testkit::cluster::{Port, ServiceObject};
 use npl_testkit::control_plane::AuditLog;
@@ -21,11 +22,11 @@ fn the_list_of_services_is_received_compressed() {
     let uncompressed = world.cluster.client().text("/api/v1/services?limit=500").unwrap().len();
     world.start_agent(&[]);
     let received = usize::try_from(world.proxy().bytes_from_server()).unwrap();
-    assert!(received * 3 < uncompressed, "{received} bytes received, all Services have {uncompressed}");
+    assert!(received * 3 < uncompressed, "{received} bytes received; the uncompressed list has {uncompressed} bytes");
 }
 
-/// Starts an agent and publishes two Pods. Returns the verbs of the agent's lists and watches of all Pods of the Node, in
-/// the order of their answers.
+/// Starts an agent and publishes two Pods. Returns the verbs of the agent's lists and watches of the Node's Pods, in
+/// the order of the answers.
 fn reads_of_pods((mut world, audit): (World, AuditLog)) -> Vec<String> {
     world.create_node();
     world.create_service();
@@ -37,7 +38,7 @@ fn reads_of_pods((mut world, audit): (World, AuditLog)) -> Vec<String> {
     world.assert_served("web-1");
     let requests = audit.requests().unwrap().into_iter();
     let reads = requests.filter(|it| it.resource == "pods" && ["list", "watch"].contains(&&*it.verb));
-    // The check of the admission policy lists a single Pod.
+    // Leave out the agent's check of the admission policy, which lists a single Pod.
     let reads = reads.filter(|it| !it.uri.contains("limit=1"));
     reads.map(|it| it.verb).collect()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests that a real Prometheus can scrape the running agent, that every query of the dashboard then returns data, and
-//! that the metrics of Services have the right traffic.
+//! that the metrics of Services count all traffic.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::world::{LIMIT, NAMESPACE, World};
 
-/// The expressions of the dashboard's panels about agents, as Grafana sends them. A test of npl-feed sends the others.
+/// The expressions of the dashboard's panels about agents, as Grafana sends them. A test of npl-feed sends the
+/// expressions about the feed.
 fn queries() -> BTreeSet<String> {
     let text = fs::read_to_string(tools::repository_file("deploy/chart/npl/files/dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();

@@ -75,7 +75,7 @@ fn node_ports_follow_the_namespaces_and_services_of_other_namespaces_are_not_rea
     world.wait_for_kernel_mappings(1);
     wait_for_requests(&audit, before, &reads_of(&[OTHER]));
 
-    // Without the flag, the agent reads the Services of the whole cluster by one list and one watch.
+    // Without the flag, the agent reads the Services of the whole cluster with one list and one watch.
     world.agent = None;
     let before = audit.requests().unwrap().len();
     world.start_agent(&["--namespaces", "", "--drain", "0s"]);

@@ -124,8 +124,9 @@ fn replies_of_a_second_address_with_its_own_table_are_lost_as_doctor_reports_and
     poll::until("the answer by the main table", LIMIT, || is_served().then_some(())).unwrap();
 }
 
-/// A bridge like those of `OpenStack` and libvirt. The bridge has an address and a port that leads out of the Node. In
-/// this test, the port is a macvlan device instead of the VLAN device or bond of a real Node.
+/// A bridge like those of `OpenStack` and libvirt. The bridge has an address, and a port that is connected to the
+/// network outside the Node. In this test, the port is a macvlan device instead of the VLAN device or bond of a real
+/// Node.
 const BRIDGE: &str = "addr flush dev eth1 scope global\n\
                       link add port1 link eth1 type macvlan mode passthru\n\
                       link add br-ex type bridge\n\

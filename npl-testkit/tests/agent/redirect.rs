@@ -118,7 +118,7 @@ fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_r
 }
 
 /// The test adds a rule chain of Calico while the agent redirects. The agent must then forward through the stack, until
-/// it is restarted with `--ignore-network-policy`.
+/// the test restarts the agent with `--ignore-network-policy`.
 #[test]
 fn redirect_is_refused_beside_a_policy_engine_unless_network_policy_is_ignored() {
     let flags = ["--forwarding", "redirect", "--resync", "1s"];

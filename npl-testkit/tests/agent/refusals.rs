@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that the agent reports every error at its start as one sentence with a remedy, and never panics.
+//! Tests that the agent reports each startup error as one sentence with a remedy, and does not panic.
 
 use std::fs;
 use std::net::IpAddr;
@@ -118,8 +118,8 @@ fn a_second_agent_is_refused_and_a_bad_port_range_is_logged() {
     assert_says(&output, 1, &["another npl-agent runs"]);
 }
 
-/// Each reserved node port takes an open file. Container runtimes start processes with a low soft limit of open files,
-/// which the agent must raise to the hard limit.
+/// Each reserved node port uses a file descriptor. Container runtimes start processes with a low soft limit of open
+/// files, which the agent must raise to the hard limit.
 #[test]
 fn node_ports_are_reserved_beyond_the_initial_limit_of_open_files() {
     let mut world = World::new();

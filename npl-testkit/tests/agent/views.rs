@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests what operators see and use: probes, metrics, inspection commands and cleanup.
+//! Tests the interfaces for operators: probes, metrics, inspection commands and cleanup.
 
 use std::process::Command;
 
@@ -29,8 +29,8 @@ fn commands_show_kernel_state_with_and_without_a_running_agent() {
         assert_eq!(status.get("agentRunning").unwrap(), is_running, "{status}");
         assert_eq!(status.get("mappings").unwrap(), 2, "{status}");
         let tcp = &world.kernel_mappings()[0];
-        // The output has names of Pods and states of node ports only while an agent runs, because the kernel's maps do
-        // not contain them.
+        // The output contains names of Pods and states of node ports only while an agent runs, because the kernel's
+        // maps do not contain these names and states.
         let named = [("namespace", "shop"), ("pod", "web-0"), ("state", "published")];
         for (field, value) in named {
             let expected = if is_running { json!(value) } else { Value::Null };

@@ -183,7 +183,8 @@ impl World {
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[ip]).unwrap();
     }
 
-    /// Creates a Pod as [`Self::create_pod`] does, with a status that contains only the Pod's address.
+    /// Creates a Pod as [`Self::create_pod`] does, with a status that contains only the phase `Pending` and the Pod's
+    /// address.
     pub(crate) fn create_unready_pod(&mut self, name: &str) {
         let ip = self.start_pod(name, Port::new("web", POD_PORT, Protocol::Tcp)).to_string();
         let status = json!({"status": {"phase": "Pending", "podIP": ip, "podIPs": [{"ip": ip}]}});
@@ -227,7 +228,7 @@ impl World {
         Entry::parse(&seen.value.unwrap()).unwrap()
     }
 
-    /// Returns the node address and node port of the Pod for a protocol, from its annotation.
+    /// Returns the node address and node port that the Pod's annotation contains for a protocol.
     pub(crate) fn address(&self, pod: &str, protocol: Protocol) -> SocketAddr {
         let entries = self.wait_for_entries(pod, 2);
         entries.iter().find(|entry| entry.protocol == protocol).unwrap().address()

@@ -19,7 +19,7 @@ fn archive() -> String {
 /// Returns the folder whose path is in an environment variable that `cargo xtask test` sets.
 fn folder(variable: &str) -> PathBuf {
     let folder = env::var_os(variable);
-    folder.with_context(|| format!("{variable} is unset: run this test by `cargo xtask test`")).unwrap().into()
+    folder.with_context(|| format!("{variable} is unset: run this test with `cargo xtask test`")).unwrap().into()
 }
 
 /// The folder with the archive and the manifest of the plug-in.

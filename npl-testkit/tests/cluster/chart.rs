@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests an installation by Helm from install to uninstall, with the commands of README.md and docs/install.md.
+//! Tests an installation with Helm, from install to uninstall, with the commands of README.md and docs/install.md.
 
 use std::fs;
 use std::time::Instant;
@@ -75,7 +75,8 @@ pub(crate) fn helm_uninstall_retires_every_node(world: &mut World) {
 
 /// The commands of README.md install NPL, show the traffic of a Service and the translation of a packet, and remove
 /// NPL. The test skips the build of the image, and adds `--wait` and a timeout to `helm uninstall`. In the commands
-/// `top` and `trace`, it replaces the DaemonSet by an agent's Pod, and the node port by one of a Pod of the shop.
+/// `top` and `trace`, the test replaces the DaemonSet by an agent's Pod, and the node port by a node port of a Pod of
+/// the shop.
 pub(crate) fn the_commands_of_the_readme_work_from_install_to_uninstall(world: &mut World) {
     let started = Instant::now();
     install(world);

@@ -41,7 +41,7 @@ pub(crate) fn a_cilium_network_policy_admits_the_named_client_at_the_named_port(
         addresses.map(|address| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 }))
     };
     api.create(&policies, &policy(&ranges(client_addresses()))).unwrap();
-    // Of the Pod's node ports, one of each family leads to the TCP port.
+    // In each family, one of the Pod's node ports is mapped to the TCP port.
     wait("the policy to refuse UDP and the client on the other Node", &|| {
         answering(world, &outside, &pod) == PORTS / 2 && answering(world, &other, &pod) == 0
     });

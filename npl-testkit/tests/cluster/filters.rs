@@ -45,8 +45,8 @@ pub(crate) fn a_policy_for_the_clients_address_is_enforced(world: &mut World) {
     {
         netns.nft(&rules(pod, &allowed_addresses.map(|address| address.to_string()))).unwrap();
         assert_eq!(assert_served(world, allowed, pod), PORTS);
-        // The refused client sends to all node ports of the Pod at the same time, because a dropped request takes until
-        // its timeout.
+        // The refused client sends to all node ports of the Pod at the same time, because a dropped request ends only
+        // with its timeout.
         thread::scope(|scope| {
             for entry in &entries {
                 scope.spawn(move || {

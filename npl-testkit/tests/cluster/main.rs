@@ -192,7 +192,7 @@ const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[
     ),
 ];
 
-/// Tests of an installation by Helm, which takes over the agents of the manifest.
+/// Tests of an installation with Helm, which takes over the agents of the manifest.
 const CHART: &[ClusterTest] = &[
     ClusterTest::new(
         "a_release_is_installed_upgraded_and_rolled_back_under_load",

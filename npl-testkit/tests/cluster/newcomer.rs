@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs the commands of README.md that need more than a command line: `top`, which draws on a terminal, and `trace`,
-//! which waits for packets.
+//! Runs the commands of README.md that need a terminal or traffic: `top`, which draws on a terminal, and `trace`, which
+//! waits for packets.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -31,7 +31,7 @@ pub(crate) fn watch_traffic_and_trace_a_packet(world: &World) {
     let agent = format!("pod/{}", agent::on(world, &pod.node).name);
     let client = clients::outside(world);
     let screen = until_shown(world, TOP, &agent, &entry, (&client, &name), |shown| shown.contains(&name));
-    println!("top shows {name}: {} bytes", screen.len());
+    println!("`top` shows {name} in {} bytes of output", screen.len());
     let lines = until_shown(world, TRACE, &agent, &entry, (&client, &name), |shown| {
         shown.matches("translated as").count() == 2
     });

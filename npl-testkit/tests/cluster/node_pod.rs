@@ -97,7 +97,7 @@ fn crashing_node(world: &World) -> Option<String> {
 }
 
 /// An invalid option makes the agent of one Node crash, and the rollout stops at this Node. With `--create-pods`, the
-/// archive has the kernel state of this Node; without this flag, the command creates no Pod.
+/// archive contains the kernel state of this Node; without this flag, the command creates no Pod.
 pub(crate) fn the_support_archive_has_the_node_whose_agent_is_in_a_crash_loop(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let variables = ["set", "env", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, "--containers=npl-agent"];

@@ -80,8 +80,8 @@ pub(crate) fn kubectl_npl_test_passes_and_names_a_broken_path(world: &mut World)
         .unwrap();
     let Outcome { code, rows, answer, notes } = run(world);
     broken.nft("delete table inet npl-test-broken").unwrap();
-    // The rule also applies to packets between Pods of the Node, because the bridge passes them to netfilter or the
-    // Node routes them.
+    // The rule also applies to packets between Pods of the Node, because, depending on the CNI, a bridge passes these
+    // packets to netfilter or the Node routes these packets.
     let expected = ["outside", "Pod on node-1", "Pod on node-2"].map(|from| format!("{from} → node-2 tcp IPv4"));
     assert_eq!(with_result(&rows, "failed"), expected.into(), "{notes}");
     assert_eq!((code, &answer["verdict"]), (1, &json!("at-risk")));

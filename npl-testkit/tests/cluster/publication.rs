@@ -16,8 +16,8 @@ use crate::world::World;
 const NAMESPACE: &str = "crowd";
 const PODS: usize = 200;
 
-/// The test fails if no further Pod becomes ready and annotated for this time. All 200 Pods become ready within one to
-/// two minutes on two idle processors.
+/// The test fails if the numbers of ready and of annotated Pods do not change for this time. All 200 Pods become ready
+/// within one to two minutes on two idle processors.
 const CROWD_LIMIT: Duration = Duration::from_mins(3);
 
 pub(crate) fn two_hundred_pods_at_once_are_published_before_they_are_ready(world: &mut World) {

@@ -14,7 +14,7 @@ use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 const IMAGE: &str = "localhost/npl-agent:0.1.0";
 const NEXT_IMAGE: &str = "localhost/npl-agent:next";
 
-/// An outage of the API server that is long enough for all watches to notice.
+/// The duration of an outage of the API server, long enough to interrupt all watches.
 const OUTAGE: Duration = Duration::from_secs(3);
 
 pub(crate) fn deleted_agents_lose_no_request_under_load(world: &mut World) {

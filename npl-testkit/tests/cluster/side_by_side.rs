@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests a second cluster on the same machine. The test starts the second cluster with `npl-cluster`, as users do, and
-//! kills its owner process.
+//! kills the process that owns the second cluster.
 
 use std::path::Path;
 use std::process::Command;

@@ -47,7 +47,7 @@ pub(crate) fn assert_removed(world: &World, shop: &BTreeMap<String, Pod>, entrie
     assert!(left.iter().all(|pod| pod.annotation.is_none()), "{left:?}");
     for pod in &mut left {
         pod.annotation.clone_from(&shop[&pod.name].annotation);
-        // A late probe makes a Pod unready for a moment; the requests below show that the Pod works.
+        // A late probe makes a Pod unready temporarily; the requests below show that the Pod works.
         pod.is_ready = shop[&pod.name].is_ready;
         assert_eq!(*pod, shop[&pod.name], "the Pods of the shop must not be replaced");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Snapshots of all datapath counters, by which a test asserts that exactly the expected counters change.
+//! Snapshots of all datapath counters, with which a test asserts that exactly the expected counters change.
 
 use std::collections::BTreeMap;
 

@@ -253,8 +253,8 @@ impl Lab {
 
     /// Loads the programs a second time, with flow tables that have one element, which is in use.
     ///
-    /// The agent's flow tables (LRU maps) evict entries and hardly ever reject an insertion. These flow tables are hash
-    /// maps with the same key and value, which reject an insertion when they are full.
+    /// The agent's flow tables (LRU maps) evict entries, and reject an insertion only in rare cases. These flow tables
+    /// are hash maps with the same key and value, which reject an insertion when they are full.
     pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
         for name in [names::FLOW_TABLES_V4, names::FLOW_TABLES_V6].concat() {
@@ -332,12 +332,12 @@ impl Lab {
         self.entry_at(id, half_open::datagram_slot(hash(id)))
     }
 
-    /// Returns all words of the half-open cache.
+    /// Returns the values of all slots of the half-open cache, in the flow's family.
     pub(crate) fn half_open_words(&mut self, id: FlowId) -> Vec<u64> {
         self.slots(id).iter().map(Result::unwrap).collect()
     }
 
-    /// Overwrites the word with this index in the half-open cache.
+    /// Overwrites the slot with this index in the half-open cache of the flow's family.
     pub(crate) fn set_half_open_word(&mut self, id: FlowId, index: u32, word: u64) {
         self.slots(id).set(index, word, 0).unwrap();
     }

@@ -13,8 +13,8 @@ use npl_testkit::run::Run;
 
 /// Permanent addresses of each family: more than fit into one netlink message.
 const PERMANENT: u16 = 1000;
-/// Temporary addresses of each family. The kernel lists them before the permanent ones, which change position
-/// whenever a temporary address is removed.
+/// Temporary addresses of each family. The kernel lists temporary addresses before permanent addresses, so the
+/// positions of permanent addresses change whenever a temporary address is removed.
 const TEMPORARY: u16 = 16;
 /// Number of address dumps that the test makes while another thread adds and removes the temporary addresses.
 const DUMPS: usize = 500;
@@ -29,7 +29,7 @@ fn lines(verb: &str, addresses: impl Iterator<Item = String>) -> String {
     addresses.map(|address| format!("addr {verb} {address} dev many")).collect::<Vec<_>>().join("\n")
 }
 
-/// `ip` commands that add the temporary addresses in such a way that the kernel lists them first. The kernel lists IPv4
+/// `ip` commands that add the temporary addresses so that the kernel lists these addresses first. The kernel lists IPv4
 /// addresses of a narrower scope first, and the newest IPv6 addresses first.
 fn temporary() -> impl Iterator<Item = String> {
     (1..=TEMPORARY).flat_map(|number| [format!("172.16.0.{number}/32 scope link"), format!("fd01::{number:x}/128")])

@@ -9,13 +9,13 @@ use crate::lab::{Lab, needs_perfmon, with_lab, with_loader_lab};
 use crate::links::programs::pinned_infos;
 
 /// The maximum number of instructions that the verifier may visit in one program. The verifier itself rejects a program
-/// after a million visited instructions. The test's limits are much lower, because kernels differ: of a program that
-/// Linux 5.10 refused, Linux 6.18 had visited 258 000 instructions with `CAP_PERFMON`. Without this capability, the
+/// after a million visited instructions. The test's limits are much lower, because kernels differ: Linux 5.10 rejected
+/// a program of which Linux 6.18 visited only 258 000 instructions with `CAP_PERFMON`. Without this capability, the
 /// verifier also visits speculative paths.
 const MAX_VISITED: u32 = 250_000;
 const MAX_VISITED_SPECULATIVELY: u32 = 500_000;
 
-/// This test and the next one load all programs, including the tail-called programs. On some emulated kernels, only
+/// This test and the next test load all programs, including the tail-called programs. On some emulated kernels, only
 /// these two tests are run.
 #[test]
 fn every_program_loads_with_the_agents_capabilities() {

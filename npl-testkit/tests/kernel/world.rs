@@ -28,7 +28,7 @@ use npl_testkit::traffic::{self, Request};
 use crate::bpffs_pool::{BpffsPool, PooledBpffs};
 use crate::lab::{SEED, mapping, parsed};
 
-/// The port that every Pod serves by TCP and UDP.
+/// The port that every Pod serves over TCP and UDP.
 pub(crate) const POD_PORT: u16 = 8080;
 /// The node port of the first Pod; each further Pod has the next port.
 pub(crate) const NODE_PORT: u16 = 61_000;
@@ -103,7 +103,8 @@ impl World {
         world
     }
 
-    /// Attaches the programs to every uplink as filters, also on kernels with TCX, as the agent does before Linux 6.6.
+    /// Attaches the programs to every uplink as filters, as the agent does before Linux 6.6, even if the kernel has
+    /// TCX.
     pub(crate) fn use_filters(&mut self) {
         let mut datapath = self.datapath.take().unwrap();
         self.attach_to(&mut datapath, &[]);
@@ -300,7 +301,7 @@ impl World {
         assert!(waited.is_ok(), "{waited:?}: {live:#?}");
     }
 
-    /// Asserts that the first Pod answers by TCP and UDP in both families, and sees the client's address.
+    /// Asserts that the first Pod answers over TCP and UDP in both families, and sees the client's address.
     #[track_caller]
     pub(crate) fn assert_answers(&self) {
         for (frontend, client_ip) in self.frontends().into_iter().zip(self.client_ips()) {
@@ -329,8 +330,8 @@ pub(crate) fn replacements() -> u64 {
     if is_emulated() { 3 } else { 10 }
 }
 
-/// Requests per second of a load. The rate is low on an emulated processor, where requests take so much processor time
-/// that a higher rate would slow down the verification of the programs several times.
+/// Requests per second of a load. The rate is low on an emulated processor, where a higher rate would take so much
+/// processor time that the verification of the programs would take several times as long.
 pub(crate) fn load_rate() -> u32 {
     if is_emulated() { 20 } else { 100 }
 }

@@ -13,7 +13,8 @@ use anyhow::{Result, ensure};
 use npl_testkit::load_balancers;
 use npl_testkit::netns::Netns;
 
-/// The number of clients of a load balancer. With several clients, a slow request hardly lowers the rate.
+/// The number of clients of a load balancer. With several clients, one slow request lowers the rate of requests only
+/// slightly.
 pub(crate) const CLIENTS: u32 = 4;
 
 /// Requests per second of all clients of a load balancer.

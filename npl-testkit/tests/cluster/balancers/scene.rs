@@ -203,12 +203,13 @@ pub(crate) fn outage_during(world: &mut World, run: impl FnOnce(&mut World)) -> 
     outage
 }
 
-/// Whether the feed answers a DNS query by TCP with the code NOERROR.
+/// Whether the feed answers a DNS query over TCP with the code NOERROR.
 fn is_answered(feed: SocketAddr) -> bool {
     let name = format!("_http._tcp.web.{NAMESPACE}.npl.internal");
     let labels =
         name.split('.').flat_map(|label| [&[u8::try_from(label.len()).unwrap()][..], label.as_bytes()].concat());
-    // The header of a query with one question, and after the name the type SRV and the class IN.
+    // The header of a DNS query with one question. After the header follow the name, the type SRV (33) and the class IN
+    // (1).
     let header = [0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let query: Vec<u8> = header.into_iter().chain(labels).chain([0, 0, 33, 0, 1]).collect();
     let ask = || -> io::Result<u8> {

@@ -52,7 +52,7 @@ pub(super) enum Exception {
 
 impl Exception {
     /// Returns the allowed difference for an ICMP error that quotes `bytes` bytes from the transport header on; `None`
-    /// if both Nodes must treat the error alike.
+    /// if the results on both Nodes must be equal.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),

@@ -31,14 +31,14 @@ use self::traps::{Scene, TRAPS};
 use crate::sys::stay_on_this_processor;
 use crate::world::is_emulated;
 
-/// The seed of the random packets, which is fixed, so that every run sends the same packets.
+/// The default seed of the random packets. The seed is fixed, so that every run sends the same packets.
 const SEED: u64 = 0x4e50_4c00;
 /// Number of packets after which both Nodes are recreated, because their flow tables are limited.
 const PACKETS_PER_NODE_PAIR: u64 = 100_000;
-/// The number before the first case. The client's addresses in a case are derived from the number of the case.
+/// The value at which the counter of cases starts. The number of a case determines the client's addresses in this case.
 const FIRST_CASE: u16 = 0x1000;
 
-/// Number of packets that each mode compares.
+/// Number of packets that the test compares in each mode.
 fn packets() -> u64 {
     setting("NPL_DIFFERENTIAL_PACKETS").unwrap_or(if is_emulated() { 1500 } else { 75_000 })
 }
@@ -48,7 +48,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{value}`")))
 }
 
-/// Writes to standard error directly, so that the text is shown also if the test passes.
+/// Writes to standard error directly, because the test harness hides the captured output of a test that passes.
 fn report(text: &str) {
     std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }

@@ -170,8 +170,8 @@ fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     }
 }
 
-/// Updates a CRC for changed content. A CRC is linear, so bytes that are missing in the quote can be taken as zeros:
-/// the translation does not change them.
+/// Updates a CRC for changed content. A CRC is linear, so bytes that are missing in the quote can be taken as zeros,
+/// because the translation does not change these bytes.
 fn adjust_crc(ip: &mut [u8], before: &[u8], layout: Layout) {
     let at = layout.transport + 8;
     let Some(field) = before.get(at..at + 4).filter(|field| **field != [0; 4]) else { return };

@@ -25,7 +25,7 @@ const V4_TRANSPORT: usize = 34;
 /// A trap's number and title, and the steps that provoke it.
 pub(super) type Trap = (&'static str, fn(&Scene) -> Vec<Step>);
 
-/// Every trap that packets alone can provoke; traps of offloads, devices or the agent have other tests.
+/// Every trap that packets alone can provoke. Other tests cover the traps of offloads, of devices and of the agent.
 pub(super) const TRAPS: [Trap; 19] = [
     ("P-02, P-03: checksums of all transports in both directions", every_kind_of_packet),
     ("P-05: a UDP checksum of zero, absent or computed", zero_checksums),
@@ -371,8 +371,8 @@ fn fragments(scene: &Scene) -> Vec<Step> {
 
 /// Pairs of datagrams with the same identification. The last fragment of the second datagram, which is sent first,
 /// matches the fragment tracking record of the first datagram, so NPL translates this fragment immediately and saves no
-/// copy. There are so many datagrams that some records share a slot: those of two datagrams, or those that two hooks
-/// write for one datagram.
+/// copy. Because of the number of datagrams, some records share a slot: the records of two datagrams, or the records
+/// that two hooks write for one datagram.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
         [Order::Ascending, Order::Descending].map(|order| {

@@ -176,8 +176,8 @@ fn dry_run_is_exact_after_a_crash_left_half_of_the_objects() {
         if with_filters {
             world.use_filters();
         }
-        // Without TCX, NPL has added the qdisc itself, and has recorded this by a directory, which the test does not
-        // remove.
+        // Without TCX, NPL has added the qdisc itself. A directory records that NPL has added the qdisc, and the test
+        // does not remove this directory.
         let is_added_by_npl = world.datapath().hooks.mechanism() != "tcx";
         world.datapath = None;
         let files = paths(&world).into_iter().filter(|path| path.is_file());

@@ -64,7 +64,8 @@ fn is_served(world: &World) -> bool {
     tcp_connect(world.client(), world.frontend()).is_ok()
 }
 
-/// A newer filter with the same priority runs before NPL's, so the agent must move NPL's filter ahead of it.
+/// A newer filter with the same priority runs before NPL's, so the agent must move NPL's filter ahead of the newer
+/// filter.
 #[test]
 fn npls_filter_is_moved_ahead_of_a_newer_filter() {
     let mut world = with_filters();
@@ -114,7 +115,7 @@ fn no_packet_is_lost_in_a_slow_filter_while_npls_filter_is_moved() {
         let place = Place::AheadAsFilter;
         let _slow = Foreign::attach_slow(&world.run, &name, &uplink, HANDS_ON, slow_rounds(), place, &BOTH).unwrap();
         load.wait_for_answers(4, LIMIT).unwrap();
-        // A new agent moves the filter, because an agent stops after some moves.
+        // A new agent makes each move, because one agent makes only a limited number of moves.
         let mut uplinks = uplinks_of(&world);
         let report = decide(&mut world, &mut uplinks);
         assert_eq!(report.decisions.plan.moves.len(), 2, "both filters must be moved: {report:?}");
@@ -122,8 +123,8 @@ fn no_packet_is_lost_in_a_slow_filter_while_npls_filter_is_moved() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// NPL stops moving its filter after some attempts: if another agent also moves its filter to the head, both would
-/// continue forever.
+/// The agent stops moving NPL's filter after some attempts. Otherwise, two agents that both move their filters to the
+/// head would never stop.
 #[test]
 fn filter_that_returns_to_the_head_after_each_move_is_reported() {
     let mut world = with_filters();

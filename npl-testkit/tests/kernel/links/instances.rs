@@ -46,7 +46,7 @@ fn add_instance(world: &mut World) -> Second {
     Second { datapath, _server: server, bpffs }
 }
 
-/// Asserts that a Pod answers at a node port by TCP and UDP in both families, and sees the client's address.
+/// Asserts that a Pod answers at a node port over TCP and UDP in both families, and sees the client's address.
 #[track_caller]
 fn assert_serves(world: &World, node_port: u16, pod: &str) {
     for (node_ip, client_ip) in world.node_ips().into_iter().zip(world.client_ips()) {

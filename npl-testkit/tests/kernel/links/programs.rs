@@ -33,7 +33,7 @@ pub(crate) fn pinned_infos(bpffs: &Path) -> BTreeMap<(String, String), ProgramIn
     infos
 }
 
-/// Ids of all pinned programs, by build and name.
+/// IDs of all pinned programs, by build and name.
 pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
     pinned_infos(bpffs).into_iter().map(|(key, info)| (key, info.id())).collect()
 }
@@ -64,7 +64,7 @@ impl World {
     }
 }
 
-/// Asserts that the programs have the same names but different ids.
+/// Asserts that the programs have the same names but different IDs.
 #[track_caller]
 fn assert_different_ids(now: &BTreeMap<(String, String), u32>, before: &BTreeMap<(String, String), u32>) {
     assert!(now.keys().eq(before.keys()), "{before:?} {now:?}");
@@ -83,7 +83,10 @@ fn next_agent_adopts_pinned_programs() {
     assert_eq!(pinned(world.bpffs.path()), before);
     for name in [PROG_INGRESS, PROG_EGRESS] {
         let id = next.hooks.load_program(name).unwrap().info().unwrap().id();
-        assert!(before.iter().any(|((_, pinned), of)| pinned == name && *of == id), "{name} has id {id}: {before:?}");
+        assert!(
+            before.iter().any(|((_, pinned), of)| pinned == name && *of == id),
+            "{name} has the ID {id}: {before:?}"
+        );
     }
     world.assert_answers();
 }

@@ -17,7 +17,7 @@ use npl_testkit::traffic::{self, Direction, Load, Transfer};
 use super::programs::rename_build;
 use crate::world::{World, is_emulated, load_rate, replacements};
 
-/// Time limit for a few requests, also on an emulated processor.
+/// Time limit for a few requests, long enough for an emulated processor.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
@@ -115,14 +115,14 @@ fn device_with_the_index_of_a_moved_one_is_attached_again() {
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     let elsewhere = world.run.netns("elsewhere").unwrap();
     world.node().ip(&format!("link set eth0 name gone netns {}", elsewhere.name())).unwrap();
-    // The device is set down first, because a device that is up cannot be renamed before Linux 6.2.
+    // The test sets the device down first, because a device that is up cannot be renamed before Linux 6.2.
     world.client().ip("link set eth0 down\nlink set eth0 name old").unwrap();
     recreate_uplink(&world, ifindex);
     assert_attached_again(&mut world);
 }
 
-/// The agent has listed the uplink under another device's name, as if both had exchanged their names meanwhile. TCX
-/// links must be attached to the device with the listed index.
+/// The agent has listed the uplink under the name of another device, as if the two devices had exchanged their names
+/// after the listing. TCX links must be attached to the device with the listed index.
 #[test]
 fn device_is_attached_by_its_index_when_names_change() {
     let mut world = World::bare(1, Options::default());

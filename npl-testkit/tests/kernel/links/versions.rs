@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests upgrades from an earlier ABI version, to maps of another size and to maps of another name, and rollbacks from
-//! a later ABI version. The next agent copies the entries of maps of an earlier ABI version or another size, and
-//! renames the pins of maps with former names. The agent copies no entries from maps of a later ABI version.
+//! Tests upgrades from an earlier ABI version, changes of the size or the name of a map, and rollbacks from a later ABI
+//! version. The next agent copies the entries of maps of an earlier ABI version or another size, and renames the pins
+//! of maps with former names. The agent copies no entries from maps of a later ABI version.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{World, is_emulated, load_rate};
 
-/// Time limit for a few requests, also on an emulated processor.
+/// Time limit for a few requests, long enough for an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn version(bpffs: &Path, abi: u32) -> PathBuf {

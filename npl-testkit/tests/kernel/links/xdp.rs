@@ -38,7 +38,7 @@ impl World {
         world
     }
 
-    /// Attaches XDP to one of several uplinks, and disables checksum offload on its client.
+    /// Attaches the XDP program to one uplink, and disables checksum offload on the client of this uplink.
     pub(crate) fn add_xdp(&mut self, uplink: &Device) {
         let client = self.topology.clients().iter().find(|client| client.uplink.name() == uplink.name).unwrap();
         client.device.set_offloads(&[Offload::TxChecksum], false).unwrap();
@@ -56,7 +56,7 @@ impl World {
         self.node().run(|| datapath.attach_xdp(&uplink)).unwrap()
     }
 
-    /// Returns the kernel's id of the XDP program in a device's driver.
+    /// Returns the kernel's ID of the XDP program in a device's driver.
     pub(crate) fn xdp_program(&self, device: &str) -> Option<String> {
         let shown = self.node().ip(&format!("link show dev {device}")).unwrap();
         Some(shown.split_once("prog/xdp id ")?.1.split_whitespace().next()?.to_owned())

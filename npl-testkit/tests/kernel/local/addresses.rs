@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests clients on the Node: which destination addresses lead to Pods, and which lead to the host.
+//! Tests clients on the Node: which destination addresses are translated to Pods, and which reach the host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -91,7 +91,7 @@ fn local_request_to_an_unmapped_port_reaches_the_host() {
 fn unmapped_datagram_of_a_local_client_is_recorded() {
     let mut scene = Scene::new(1);
     // `time_until_quiet` considers traffic of both IP families and all protocols, because a node port number belongs to
-    // only one Pod, whatever the family and protocol.
+    // only one Pod, in all families and protocols.
     let time_until_quiet = |scene: &mut Scene, node_port| {
         let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol: Protocol::Udp };
         scene.world.datapath().time_until_quiet(frontend).unwrap()

@@ -20,7 +20,7 @@ use crate::lab::mapping;
 use crate::links::programs::{pinned, rename_build};
 use crate::world::{NODE_PORT, POD_PORT, load_rate, replacements, set_addresses};
 
-/// Time limit for a few requests, also on an emulated processor.
+/// Time limit for a few requests, long enough for an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Waits until the host rejects connections to the first Pod's node port, because the kernel detaches unpinned programs

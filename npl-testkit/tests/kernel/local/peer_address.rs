@@ -116,7 +116,7 @@ fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
 }
 
 /// The killed agent has not purged the flows of local clients with an earlier Pod. A datagram of a later Pod with the
-/// same address must nevertheless not be translated: the mapping of the later Pod prevents this.
+/// same address must nevertheless not be translated: the mapping of the later Pod prevents the translation.
 #[test]
 fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     assert_later_pod_is_not_translated(|world| {
@@ -131,7 +131,7 @@ fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     });
 }
 
-/// Asserts that a later Pod's datagram reaches a local client with the Pod's address as source. Before, the client
+/// Asserts that a later Pod's datagram reaches a local client with the Pod's address as source. Before that, the client
 /// sends to an earlier Pod with the same address through a mapping, the mapping is removed, and `agent` performs the
 /// agent's further steps.
 #[track_caller]

@@ -52,7 +52,7 @@ fn loopback_of_a_pod_is_not_translated() {
 }
 
 /// With `--local-clients host`, connections from Pods are not translated at the socket. Egress policies and service
-/// meshes then see that a Pod connects to the node address, and not to the Pod behind the node port.
+/// meshes then see that a Pod connects to the node address, and not to the Pod to which the node port is mapped.
 #[test]
 fn pods_are_not_served_if_only_the_host_is() {
     let mut scene = Scene::new(2);

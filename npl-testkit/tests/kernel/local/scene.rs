@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with Pods, and a cgroup whose clients' sockets the agent's programs translate.
+//! A Node with Pods, and a cgroup of clients. The agent's programs translate the addresses that the sockets of these
+//! clients use.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

@@ -40,8 +40,8 @@ fn mappings_of_one_batch_translate_and_count_independently() {
     }
 }
 
-/// In one batch, a UDP mapping moves to another Pod, a new UDP mapping leads to the endpoint that the moved mapping has
-/// left, and a new TCP mapping leads to the TCP endpoint of the same Pod port. The new UDP mapping must be served,
+/// In one batch, a UDP mapping moves to another Pod, a new UDP mapping takes over the endpoint that the moved mapping
+/// has left, and a new TCP mapping uses the TCP endpoint of the same Pod port. The new UDP mapping must be served,
 /// although the move alone would remove its endpoint.
 #[test]
 fn new_mappings_take_over_an_endpoint_that_moves_in_the_same_batch() {
@@ -70,7 +70,8 @@ fn invalid_mapping_of_a_batch_is_refused_alone() {
         let refused = lab.datapath.upsert_mappings(&wanted);
         assert!(matches!(refused.get(&wrong), Some(DatapathError::WrongFamily(_))), "{refused:?}");
         assert_eq!(refused.len(), 1, "{refused:?}");
-        // All accepted mappings lead to one Pod port, whose replies are counted for the mapping that was written last.
+        // All accepted mappings have the same Pod port, whose replies are counted for the mapping that was written
+        // last.
         is_served(lab, NODE_PORT + 4, pod());
     });
 }

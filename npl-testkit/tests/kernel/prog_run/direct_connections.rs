@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests a client that reaches a Pod through a mapping and directly from the same client port. Both connections have
+//! Tests a client that reaches a Pod from one client port both through a mapping and directly. Both connections have
 //! the same flow tuple. Replies belong to the connection that the Pod has accepted last.
 
 use npl_common::reason::Reason;
@@ -39,7 +39,7 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
 
 /// The half-open entry of an aborted handshake stays until the agent clears it as expired, and contains no timestamp.
 /// The programs therefore cannot determine when the handshake was aborted, so they must treat every later direct
-/// connection alike: pass it untranslated, and count no tuple conflict.
+/// connection in the same way: pass its packets untranslated, and count no tuple conflict.
 #[test]
 fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {
@@ -106,9 +106,9 @@ fn retransmitted_syn_ack_comes_from_the_node_port() {
     });
 }
 
-/// The clock of the flow table advances only about once a second. If a new connection with the same flow tuple starts
-/// within the same second, its entry must start without the TCP flags of the previous connection, and must record the
-/// TCP flags of the new one.
+/// Packets refresh a flow table entry at most once in 256 jiffies (0.25 s to 2.6 s). If a new connection with the same
+/// flow tuple starts before the next refresh, its entry must start without the TCP flags of the previous connection,
+/// and must record the TCP flags of the new connection.
 #[test]
 fn flags_of_an_immediately_following_connection_are_recorded() {
     with_mappings(|lab| {
@@ -174,7 +174,7 @@ fn direct_datagram_takes_over_a_flow_that_only_the_flow_table_has() {
 }
 
 /// The XDP program handles direct datagrams that arrive on a device to which it is attached, and TC does not handle
-/// them again. Datagrams from other devices are handled by TC.
+/// these datagrams again. TC handles the datagrams from other devices.
 #[test]
 fn direct_datagram_is_recorded_once_on_a_device_with_xdp_and_tc() {
     const OTHER: u32 = TEST_DEVICE + 1;

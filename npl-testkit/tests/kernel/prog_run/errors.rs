@@ -33,7 +33,7 @@ pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }
 
-/// Returns an error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
+/// Returns an error from `sender` that quotes the IP header of `quoted` and the `bytes` bytes after this header.
 pub(super) fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) -> Packet {
     let mut error = Packet::icmp_error(sender, kind, code, quoted, bytes);
     let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("the packet is an ICMP error") };
@@ -371,7 +371,7 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
 }
 
 /// An ICMP error about a packet that belongs to no flow is not passed to a Pod. Otherwise, a forged error would lower
-/// the path MTU of a Pod towards any host.
+/// the path MTU from a Pod to any host.
 #[test]
 fn untracked_error_is_counted_for_an_error_about_a_packet_that_belongs_to_no_flow() {
     with_mappings(|lab| {

@@ -174,8 +174,8 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
 }
 
 /// A connection's entry was lost, and the client's next segment has created a half-open entry. After a RST of the
-/// client, this entry must no longer lead to an established flow: the client's next segment counts as the start of a
-/// new flow.
+/// client, the flow must no longer become established from this entry: the client's next segment counts as the start of
+/// a new flow.
 #[test]
 fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
     with_mappings(|lab| {

@@ -25,7 +25,8 @@ fn second_port() -> SocketAddr {
     (node_ip(), SECOND_NODE_PORT).into()
 }
 
-/// Runs `test` for a mapped and for a direct flow, each with every other address that leads to the same Pod port.
+/// Runs `test` for a mapped and for a direct flow, each with every other address by which a client reaches the same Pod
+/// port.
 fn with_two_paths(test: impl Fn(&mut Lab, Live, SocketAddr) + Send + Sync) {
     for server in [MAPPED, DIRECT] {
         for other in [node, second_node, second_port, pod] {
@@ -67,7 +68,7 @@ fn establish_mapped(lab: &mut Lab) -> Live {
     live
 }
 
-/// Replies follow the client's path also if the forged datagrams came first and have established the flow. The attacker
+/// Replies follow the client's path even if the forged datagrams came first and have established the flow. The attacker
 /// repeats the forged datagrams before each question: if replies stayed on the first path of a flow as long as
 /// datagrams arrive on this path, the client would get no answer at all.
 #[test]
@@ -88,9 +89,9 @@ fn flow_that_forged_datagrams_established_first_does_not_hold_the_clients_replie
     });
 }
 
-/// One forged datagram in the client's name is sent to another address or port that leads to the same Pod port. In
-/// every phase of the client's flow and in every forwarding mode, the Pod's datagrams then leave from this address and
-/// port, until the client's next datagram. The forged datagram opens no second flow.
+/// One forged datagram in the client's name is sent to another address or port by which clients reach the same Pod
+/// port. In every phase of the client's flow and in every forwarding mode, the Pod's datagrams then leave from this
+/// address and port, until the client's next datagram. The forged datagram opens no second flow.
 #[test]
 fn one_forged_datagram_on_another_path_diverts_replies_until_the_clients_next_datagram() {
     for program in MODES {
@@ -157,7 +158,7 @@ fn forged_datagrams_that_do_not_reach_the_pod_change_no_flow() {
     });
 }
 
-/// After another Pod has got the address, a forged datagram on another path must not bring back the generation of the
+/// When the address belongs to another Pod, a forged datagram on another path must not restore the generation of the
 /// previous Pod in the flow's entry. The client's next datagram then again determines the source of replies.
 #[test]
 fn forged_datagram_does_not_bring_back_the_flow_of_a_previous_pod() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged TCP segments with each of [`ALL_FLAGS`], to every address that leads to the Pod port, in every phase of
-//! a connection, and with the programs of each forwarding mode and of XDP.
+//! Tests forged TCP segments with each of [`ALL_FLAGS`], to every address by which clients reach the Pod port, in every
+//! phase of a connection, and with the programs of each forwarding mode and of XDP.
 
 use std::net::SocketAddr;
 
@@ -125,7 +125,8 @@ impl Attack {
         for (sequence, acknowledgement) in numbers {
             for destination in destinations {
                 for flags in ALL_FLAGS {
-                    // No flag determines alone whether the segment has a payload.
+                    // The payload depends on the number of flags, so that each flag is tested with and without a
+                    // payload.
                     let payload: &[u8] = if flags.count_ones() % 2 == 1 { b"" } else { b"7 bytes" };
                     let forged = segment(*destination, flags, payload, sequence, acknowledgement);
                     segments.push(Sent::new(&forged, segments.len().is_multiple_of(5)));
@@ -268,8 +269,8 @@ fn forged_segments_of_all_flags_disturb_no_direct_connection() {
     });
 }
 
-/// Three ways to end a connection, each with the segments that end the connection and those that follow. The first
-/// value of a segment is whether the client sends it, and the second value is its flags.
+/// Three ways to end a connection, each with the segments that end the connection and the segments that follow. The
+/// first value of a segment is whether the client sends it, and the second value is its flags.
 const ENDS: [&[(bool, u8)]; 3] = [
     &[(true, FIN | ACK), (false, ACK), (false, FIN | ACK), (true, ACK), (false, FIN | ACK), (true, ACK)],
     &[(true, RST | ACK), (false, ACK), (true, RST)],
@@ -446,8 +447,8 @@ fn forged_segments_on_other_paths_do_not_disturb_an_idle_connection() {
     });
 }
 
-/// The flow's entry has timed out, and the Pod sends first. Forged segments also on the client's own path must not
-/// change the NAT address of the Pod's segments.
+/// The flow's entry has timed out, and the Pod sends first. Forged segments on any path, including the client's own,
+/// must not change the NAT address of the Pod's segments.
 #[test]
 fn forged_segments_do_not_divert_the_replies_of_an_idle_connection() {
     with_programs(|lab, via| {
@@ -478,7 +479,7 @@ impl Random {
 }
 
 /// The number of forged segments with random numbers, and the largest number of them that may have an effect: one in a
-/// thousand. By design, one in 4096 has an effect.
+/// thousand. By design, about one in 4096 has an effect.
 const TRIALS: usize = 16_384;
 const MAX_HITS: usize = TRIALS / 1000;
 

@@ -440,7 +440,7 @@ fn expired_copy_of_a_fragment_is_not_received_again() {
 }
 
 /// In redirect mode a reply passes two hooks, which identify a fragment by the same hash. A copy that one hook saved
-/// has the link-layer addresses of that hook's link, so the other hook must not send it.
+/// has the link-layer addresses of that hook's link, so the other hook must not send this copy.
 #[test]
 fn copy_that_one_hook_saved_is_not_sent_by_another() {
     stay_on_this_processor();

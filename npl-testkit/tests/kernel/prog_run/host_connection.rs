@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests connections of the Node whose source port is in the node port range, for example because the Node masquerades
-//! a connection. Their packets are passed to the host.
+//! a connection. The packets of these connections are passed to the host.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -113,8 +113,9 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
     });
 }
 
-/// The record of a UDP flow expires with the flow's entry in kernel conntrack: after that, the host has no translation
-/// for the flow's datagrams. A flow that has lasted for more than 2 s is a stream with a longer timeout.
+/// The record of a UDP flow expires shortly before the flow's entry in kernel conntrack. Without this entry, the host
+/// has no translation for the flow's datagrams. Kernel conntrack classifies a flow that has lasted for more than 2 s as
+/// a stream, which has a longer timeout.
 #[test]
 fn record_of_a_udp_flow_expires_as_in_kernel_conntrack() {
     with_mappings(|lab| {
@@ -152,8 +153,8 @@ fn answers_make_a_udp_flow_of_the_host_a_stream() {
     });
 }
 
-/// NPL must keep the records of two host connections that have the same slot. Without its record, the replies of a
-/// masqueraded connection would reach an unrelated Pod, which resets the connection.
+/// NPL must keep the records of two host connections that share a slot. Without the record of a masqueraded connection,
+/// replies of this connection would reach an unrelated Pod, which resets the connection.
 #[test]
 fn packets_of_host_connections_that_share_a_slot_are_passed_to_the_host() {
     with_mappings(|lab| {
@@ -297,8 +298,8 @@ fn refusals_by_the_host_create_no_host_connection() {
 }
 
 /// Masqueraded packets and redirected replies leave from a node port, so the egress program does not translate their
-/// first fragment. The program must record that the first fragment is not translated, so that it does not save the
-/// later fragments as early fragments.
+/// first fragment. The program must record that the first fragment is not translated. Otherwise, the program would save
+/// the later fragments as early fragments.
 #[test]
 fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {
@@ -311,7 +312,8 @@ fn fragments_that_leave_from_a_node_port_are_not_saved() {
 }
 
 /// The egress program also handles replies that are already translated: redirected replies, and replies that a program
-/// on an upper device, such as a VLAN device, has translated. The program must not record them as host connections.
+/// on an upper device, such as a VLAN device, has translated. The program must not record these replies as host
+/// connections.
 #[test]
 fn translated_replies_create_no_host_connection() {
     with_mappings(|lab| {
@@ -345,7 +347,7 @@ fn translated_syn_ack_creates_no_host_connection() {
     });
 }
 
-/// The Pod repeats its SYN-ACK after NPL has removed the handshake's entries, because the connection is established.
+/// The connection is established, so NPL has removed the handshake's entries. Then, the Pod repeats its SYN-ACK.
 #[test]
 fn repeated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

@@ -2,10 +2,10 @@
 //! Tests the programs for devices without a link-layer header.
 //!
 //! The kernel's test run supports Ethernet frames only: it reads the ethertype at offset 12 and passes all bytes to the
-//! program. At that offset, an IP header has a part of the source address. The packets therefore come from 8.0.0.0/16
-//! and from IPv6 addresses whose third group is 86dd, which read as the ethertypes of IPv4 and IPv6. The first byte is
-//! 0x45 or, with the traffic class of these tests, 0x61. The kernel reads this byte as the start of a multicast
-//! link-layer address, and accepts the frame.
+//! program. At that offset, an IP header contains a part of the source address. The packets therefore come from
+//! 8.0.0.0/16 and from IPv6 addresses whose third group is 86dd, which read as the ethertypes of IPv4 and IPv6. The
+//! first byte is 0x45 or, with the traffic class of these tests, 0x61. The kernel reads this byte as the start of a
+//! multicast link-layer address, and accepts the frame.
 
 use std::net::SocketAddr;
 

@@ -132,8 +132,8 @@ fn changes_of_the_agent_invalidate_the_lookup_cache_at_once() {
     });
 }
 
-/// Another processor looks up the mapping continuously, so it may cache the former mapping around each change. No
-/// request after the change may be translated by the former mapping.
+/// Another processor looks up the mapping continuously, and may cache the former mapping around each change. No request
+/// after the change may be translated by the former mapping.
 #[test]
 fn cached_mapping_is_not_used_after_a_concurrent_change() {
     let changes = if is_emulated() { 500 } else { 20_000 };
@@ -142,7 +142,8 @@ fn cached_mapping_is_not_used_after_a_concurrent_change() {
         let program = lab.program(PROG_INGRESS).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
         let (frame, is_over) = (request.build(), AtomicBool::new(false));
         thread::scope(|scope| {
-            // The guard sets the flag even if the test panics, because the scope then waits for the other thread.
+            // The guard sets the flag even if the test panics. Otherwise, the scope would never stop waiting for the
+            // other thread.
             let _end = SetOnDrop(&is_over);
             let _other = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {

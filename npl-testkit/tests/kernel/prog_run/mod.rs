@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests single packets in the shipped programs by `BPF_PROG_TEST_RUN`: the verdict, every output byte and every
-//! counter.
+//! Runs the shipped programs on single packets with `BPF_PROG_TEST_RUN`, and tests the verdict, every output byte and
+//! every counter.
 //!
 //! The kernel treats a frame as addressed to another host unless its destination is the loopback device's address,
 //! which is all zeros.

@@ -104,7 +104,7 @@ fn udp_flow_is_offloaded_once_it_is_established() {
 }
 
 /// Forged datagrams to any address of the Pod port must not end the offload of a UDP flow. When an offloaded flow
-/// returns to the stack for a moment, it must be offloaded again within the time limit.
+/// returns to the stack temporarily, the flow must be offloaded again within the time limit.
 #[test]
 fn forged_datagrams_do_not_end_the_offload_of_a_udp_flow() {
     with_mappings(|lab| {

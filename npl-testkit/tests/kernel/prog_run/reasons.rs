@@ -19,7 +19,7 @@ fn no_mapping_is_counted_for_an_unmapped_port_of_the_range() {
         {
             lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
         }
-        // A port that is mapped for one protocol is unmapped for the other.
+        // A port that is mapped for TCP is unmapped for UDP.
         lab.remove(family(), Udp, NODE_PORT);
         let packet = udp(client(), node(), b"hello");
         lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));

@@ -28,7 +28,8 @@ const MTU: u16 = 1500;
 const ID: u32 = 0x4e51;
 const SIZE: usize = 504;
 
-/// Sets the next hop of a Pod: the device that leads to the Pod and from which its packets arrive.
+/// Sets the next hop of a Pod: the device to which the Pod's packets are redirected, and on which packets of the Pod
+/// arrive.
 pub(super) fn set_next_hop(pod: IpAddr, next_hop: PodNextHop) {
     match pod {
         IpAddr::V4(addr) => {

@@ -33,10 +33,10 @@ use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
 /// The number of attempts that must use a cache entry. Not every attempt succeeds: a cache entry is valid only within
-/// one interval of the kernel's clock (0.25 s to 2.6 s), and the interval may end during the attempt, above all on a
-/// slow machine. Without the cache, no attempt would succeed.
+/// one interval of 256 jiffies (0.25 s to 2.6 s), and the interval may end during the attempt, especially on a slow
+/// machine. Without the cache, no attempt would succeed.
 const REQUIRED: usize = 40;
-/// Time limit that is longer than one interval of the kernel's clock.
+/// Time limit that is longer than 256 jiffies.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The Pod's reply on the flow.
@@ -125,7 +125,7 @@ fn fin_is_recorded_despite_a_reply_cache_entry() {
     });
 }
 
-/// Another processor translates replies continuously, so it may cache the endpoint just before each removal. After the
+/// Another processor translates replies continuously, and may cache the endpoint just before each removal. After the
 /// removal, no reply may be translated by the cached endpoint.
 #[test]
 fn cached_reply_is_not_used_after_a_concurrent_removal() {
@@ -157,7 +157,7 @@ fn cached_reply_is_not_used_after_a_concurrent_removal() {
     });
 }
 
-/// A Pod port has two mappings. If one of them is removed, replies are counted for the other.
+/// A Pod port has two mappings. If one of them is removed, replies are counted for the other mapping.
 #[test]
 fn replies_are_counted_for_a_remaining_mapping_at_once() {
     with_mappings(|lab| {

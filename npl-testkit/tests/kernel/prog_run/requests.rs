@@ -116,9 +116,9 @@ fn wrong_transport_checksums_stay_wrong() {
     });
 }
 
-/// In one of 65,535 packets, the correct checksum equals the pseudo-header sum that a CHECKSUM_PARTIAL packet has.
-/// Although no other field shows whether such a checksum is complete or partial, the program must update it as a
-/// complete one.
+/// In about one of 65,535 packets, the correct checksum equals the pseudo-header sum that a CHECKSUM_PARTIAL packet
+/// has. Although no other field shows whether such a checksum is complete or partial, the program must update the
+/// checksum as a complete one.
 #[test]
 fn checksum_that_looks_partial_is_updated_as_a_complete_one() {
     with_mappings(|lab| {

@@ -88,7 +88,7 @@ pub(crate) fn client_ip() -> IpAddr {
     ip("198.51.100.2", "2001:db8:0:2::2")
 }
 
-/// Returns a router between the client and the Node.
+/// Returns the address of a router between the client and the Node.
 pub(crate) fn router_ip() -> IpAddr {
     ip("203.0.113.1", "2001:db8:0:9::1")
 }

@@ -49,7 +49,7 @@ fn with_chunks(mut packet: Packet, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> P
     packet
 }
 
-/// For each direction: the program, the packet and its translation.
+/// Returns for each direction the program, the packet and the translated packet.
 fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'static str, Packet, Packet); 2] {
     if lab.flow(flow(Sctp)).is_none() {
         establish(lab);
@@ -75,7 +75,8 @@ fn occupy_slots(time: Duration) {
     }
 }
 
-/// Frees every slot of the SCTP reassembly buffer. All slots must be free, because a fragment's slot is random.
+/// Frees every slot of the SCTP reassembly buffer. The hash of a fragment determines its slot, so the test frees all
+/// slots instead of computing this slot.
 fn free_slots() {
     occupy_slots(now().checked_sub(2 * WAIT).unwrap());
 }

@@ -36,19 +36,20 @@ impl DatapathCounters for NoCounters {
     }
 }
 
-/// More, and less, than the timeout of a closed TCP connection.
+/// One second more, and one second less, than the timeout of a closed TCP connection.
 const AFTER_CLOSED: Duration = Duration::from_secs(31);
 const BEFORE_CLOSED: Duration = Duration::from_secs(29);
 const AFTER_UDP: Duration = Duration::from_secs(301);
 const SWEEP_LIMIT: Duration = Duration::from_mins(1);
 /// More than the idle timeout of every flow.
 const AFTER_ALL: Duration = Duration::from_hours(24 * 6);
-/// Sweeps after which every half-open entry has timed out.
+/// The number of sweeps after which the half-open entries of all flows without an entry in the flow table have timed
+/// out.
 const ALL_SWEEPS: usize = 31;
 /// More entries than one batch read returns.
 const MANY: u32 = 20_000;
 
-/// The clock of the flow table.
+/// Returns the time by the clock of the flow table entries, `CLOCK_MONOTONIC`.
 fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into()
 }
@@ -84,7 +85,7 @@ fn closed_connections_time_out_soon_and_open_ones_do_not() {
         assert_eq!(
             swept(lab, Duration::ZERO),
             0,
-            "the closed flow must stay for a while, because the last ACK may be retransmitted"
+            "the closed flow must stay until its timeout, because the last ACK may be retransmitted"
         );
         assert_eq!(swept(lab, AFTER_CLOSED), 1);
         assert_eq!((lab.flow(flow(Tcp)), lab.flow(flow(Udp)).is_some()), (None, true));
@@ -125,8 +126,9 @@ fn fill(every: u32) {
     }
 }
 
-/// The half-open entries of a SYN and of an unanswered datagram are removed by the fourth sweep, and that of an
-/// answered datagram by the 31st. The entries of an established flow stay. The sweeper runs every ten seconds.
+/// The sweeper runs every ten seconds. The fourth sweep removes the half-open entries of a SYN and of an unanswered
+/// datagram. The 31st sweep removes the half-open entry of an answered datagram. The entries of an established flow
+/// stay.
 #[test]
 fn half_open_entries_time_out_and_established_flows_do_not() {
     with_mappings(|lab| {

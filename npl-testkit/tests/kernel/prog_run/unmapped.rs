@@ -55,7 +55,7 @@ fn unmapped_datagram_is_recorded_for_each_address_and_for_fragments() {
     });
 }
 
-/// Unmapped packets of each protocol are recorded, because a load balancer may probe a removed member by TCP.
+/// Unmapped packets of each protocol are recorded, because a load balancer may probe a removed member over TCP.
 #[test]
 fn unmapped_packet_of_each_protocol_is_recorded() {
     with_mappings(|lab| {

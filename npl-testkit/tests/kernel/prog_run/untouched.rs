@@ -115,7 +115,7 @@ fn arp_and_unknown_frames_are_passed_unchanged() {
 fn frame_that_ends_before_its_ports_is_passed_unchanged() {
     with_mappings(|lab| {
         let frame = tcp(client(), node(), SYN, b"").build();
-        // Only frames that end after the IP header are tested, because the kernel's test run accepts no shorter ones.
+        // Only frames that end after the IP header are tested, because the kernel's test run accepts no shorter frames.
         let ports = bare() - 20;
         for length in ports..ports + 4 {
             passes(lab, &frame[..length]);

@@ -21,13 +21,13 @@ const EVERYWHERE: [&str; 2] = ["bridge", "vxlan"];
 /// Time limit for a bond to detect its member's carrier, far above the usual duration.
 const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether the kernel supports a device type; an emulated kernel must support every type, and every kernel the types of
-/// [`EVERYWHERE`].
+/// Whether the kernel supports a device type. An emulated kernel must support every type, and every kernel must support
+/// the types of [`EVERYWHERE`].
 pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
     kernel::make_device(netns, kind, line, EVERYWHERE.contains(&kind)).unwrap()
 }
 
-/// Returns the devices that the agent selects, with the reason of each.
+/// Returns the devices that the agent selects, with the reason for each choice.
 pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap().into_iter();
     let choose = |device: &Device| devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false).ok();
@@ -54,7 +54,7 @@ pub(super) fn install(world: &mut World, chosen: &[(Device, UplinkReason)]) {
     world.install_on(&devices);
 }
 
-/// Moves the Node's addresses to `up0` and asserts that the agent selects this device. Asserts that requests by both
+/// Moves the Node's addresses to `up0` and asserts that the agent selects this device. Asserts that requests over both
 /// protocols and families, and transfers with the largest segments, are served there.
 #[track_caller]
 fn assert_served_by_up0(world: World) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests a client that connects to a Pod through a mapping and directly, in turn, from the same address and port. Both
-//! connections have the same flow tuple.
+//! Tests a client that connects to a Pod alternately through a mapping and directly, from the same address and port.
+//! Both connections have the same flow tuple.
 
 use std::io::Read as _;
 use std::iter;

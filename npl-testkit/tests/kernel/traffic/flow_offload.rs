@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests `--forwarding offload`, where the kernel stack decides on every flow, and most packets bypass the stack.
+//! Tests `--forwarding offload`: the kernel stack must first forward packets of a flow, and then most packets of the
+//! flow bypass the stack.
 
 use std::time::{Duration, Instant};
 
@@ -41,8 +42,8 @@ insert rule inet npl_test forward meta l4proto tcp counter name dropped drop com
 /// intervals between retransmissions double, so a larger number would take long.
 const DROPPED: u64 = 2;
 
-/// The minimum time without further data after which a flow counts as stopped. During a shorter time between two drops,
-/// even a flow that is still offloaded may move no data by chance.
+/// The minimum time without further data after which a flow counts as stopped. In a shorter time between two drops,
+/// even a flow that is still offloaded may happen to move no data.
 const STALLED: Duration = Duration::from_secs(1);
 
 /// The time limit of each wait for a change in the kernel, far above the usual duration.
@@ -162,8 +163,8 @@ fn filters_are_removed_from_devices_after_offload() {
     assert!(!has_filters.iter().any(|has| has()));
 }
 
-/// Without `nf_conntrack_tcp_be_liberal`, no packet may bypass the stack: kernel conntrack would classify later packets
-/// of the connection as invalid.
+/// Without `nf_conntrack_tcp_be_liberal`, no packet may bypass the stack. Otherwise, kernel conntrack would classify
+/// later packets of the connection as invalid.
 #[test]
 fn with_strict_conntrack_the_stack_forwards_every_packet() {
     let mut world = World::new(1);

@@ -89,7 +89,7 @@ impl Sender {
         Self { wire: wire::open_for(Family::of(client_ip), &link.device, &link.uplink), socket, client, server }
     }
 
-    /// Sends a datagram's fragments in this order and calls `before` before each; returns the payload.
+    /// Sends a datagram's fragments in this order, and calls `before` before each fragment. Returns the payload.
     fn send(&self, id: u32, order: [usize; 4], mut before: impl FnMut()) -> Vec<u8> {
         let question = format!("{id:05}").repeat(1000).into_bytes();
         let mut datagram = Packet::udp(self.client, self.server, &question);

@@ -23,7 +23,7 @@ table inet npl_begun {
   }
 }";
 
-/// Timeout in seconds that is longer than any test, also on a slow machine.
+/// Timeout in seconds that is longer than any test, even on a slow machine.
 const LONG: u32 = 3600;
 
 /// The number of UDP requests of a series, during which the test does nothing else. Without offload, the stack forwards
@@ -84,7 +84,7 @@ fn wait_until_timed_out(world: &World, protocol: Protocol) {
     assert!(waited.is_ok(), "{waited:?}: {remaining:?}");
 }
 
-/// The observed entries of one protocol, by address family and by the entry's id.
+/// The observed entries of one protocol, by address family and by the entry's ID.
 ///
 /// The observation does not depend on the speed of the machine: the timeout is too long for an entry to time out, and
 /// two readings of the remaining time, together with the clock, prove each renewal.
@@ -127,7 +127,8 @@ impl Observation {
                 }
             }
         }
-        // A new entry has a new id. It would replace an entry that had timed out or that the kernel had removed.
+        // A new entry has a new ID, so the number of observed entries would increase if an entry had timed out or had
+        // been removed.
         assert_eq!(self.entries.len(), 2 * count, "{:?}", self.entries);
     }
 
@@ -205,8 +206,8 @@ fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
-/// The ids of kernel conntrack's entries show whether the entries are kept: after a timeout, the next datagram would
-/// create an entry with another id, as a new connection.
+/// The IDs of kernel conntrack's entries show whether the entries are kept: after a timeout, the next datagram would
+/// create an entry with another ID, as a new connection does.
 #[test]
 fn kernel_conntrack_keeps_offloaded_udp_flows_and_times_them_out_afterwards() {
     let timeouts = ["udp_timeout", "udp_timeout_stream"];

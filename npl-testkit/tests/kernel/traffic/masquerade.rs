@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests connections of Pods to which the Node's masquerading gives a source port that is also a mapped node port.
-//! NPL passes the replies of these connections to the host.
+//! Tests masqueraded connections of Pods whose source port on the Node is also a mapped node port. NPL passes the
+//! replies of these connections to the host.
 
 use std::io::{self, ErrorKind};
 use std::iter;

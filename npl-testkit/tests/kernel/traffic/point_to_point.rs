@@ -28,7 +28,7 @@ fn is_from_to(packet: &[u8], from: SocketAddr, to: SocketAddr) -> bool {
 }
 
 /// Without a link-layer header, a last fragment with a payload of a few bytes is shorter than any Ethernet frame. The
-/// program must translate such a fragment, also if it arrives before the first fragment.
+/// program must translate such a fragment, even if the fragment arrives before the first one.
 #[test]
 fn last_fragment_of_a_few_bytes_is_translated_without_a_link_layer_header() {
     // All fragments must arrive on one processor, because early fragments are saved per processor.

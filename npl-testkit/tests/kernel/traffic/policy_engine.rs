@@ -42,7 +42,7 @@ fn packets_take_the_stack_beside_a_policy_engine_unless_network_policy_is_ignore
     }
 }
 
-/// Rules of kube-proxy and of the operator must not be taken for those of a policy engine.
+/// Rules of kube-proxy and of the operator must not be mistaken for those of a policy engine.
 #[test]
 fn rules_of_other_software_do_not_prevent_a_redirect() {
     let mut world = World::new(2);

@@ -74,7 +74,8 @@ pub(super) fn redirected_over_a_bridge() -> World {
     world
 }
 
-/// Asserts that requests by both protocols and families are answered, and transfers in both directions are complete.
+/// Asserts that requests over both protocols and families are answered, and that transfers in both directions are
+/// complete.
 #[track_caller]
 pub(super) fn assert_served(world: &World) {
     for _ in 0..3 {
@@ -201,7 +202,7 @@ fn redirected_client_discovers_the_path_mtu() {
 }
 
 /// When a Pod's route changes, the Pod's packets are redirected, or no longer redirected, as soon as the agent has
-/// listed the routes. No request may use a cached next hop.
+/// listed the routes. No request may use a cached next hop of an earlier route.
 #[test]
 fn redirect_follows_route_changes_of_a_pod() {
     let mut world = redirected();
@@ -278,7 +279,7 @@ fn no_packet_is_lost_when_the_forwarding_mode_changes() {
         let modes = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
         let forwarding = modes[usize::from(share) % modes.len()];
         if share == 5 {
-            // The datapath is opened again, as by a restarted agent.
+            // The test opens the datapath again, as a restarted agent does.
             world.datapath = Some(world.open());
         }
         world.follow(forwarding);

@@ -61,9 +61,9 @@ fn assert_requests_are_dropped_in_v4(world: &World) {
     assert_eq!(udp_request(world.client(), v6, b"and you?", UdpOptions::default()).unwrap().answer.pod, "web-0");
 }
 
-/// The strict filter looks up the route from the Pod's address to the client. This route leads through another uplink
-/// than the one on which the request arrives, so the filter drops the request. The filter would also drop requests that
-/// a client sends to the Pod's own address.
+/// The strict filter looks up the route from the Pod's address to the client. This route uses another uplink than the
+/// one on which the request arrives, so the filter drops the request. The filter would also drop requests that a client
+/// sends to the Pod's own address.
 #[test]
 fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_one_does_not() {
     let mut world = pod_with_a_table_of_its_own();
@@ -73,7 +73,8 @@ fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_
     assert_answered_by(&world, first, &second.netns, &first.netns);
     assert_eq!(dropped(&world), 0);
     set_rp_filter(&world, STRICT);
-    // In offload mode, the stack forwards the first packets of a flow, so its requests are dropped too.
+    // In offload mode, the stack forwards the first packets of a flow, so the first requests of the flow are dropped
+    // too.
     for forwarding in [Forwarding::Stack, Forwarding::Offload] {
         world.follow(forwarding);
         assert_requests_are_dropped_in_v4(&world);

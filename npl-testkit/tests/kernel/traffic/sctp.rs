@@ -392,7 +392,8 @@ fn every_packet_of_an_association_has_a_correct_crc_on_both_sides() {
     exchange_data(&world);
 }
 
-/// Kernel conntrack reassembles the fragments on the Node, and would drop the packet if its CRC were wrong.
+/// In the second exchange, kernel conntrack reassembles the fragments on the Node, and would drop a packet with a wrong
+/// CRC.
 #[test]
 fn fragmented_packet_has_a_correct_crc_on_both_sides() {
     let world = world();

@@ -120,7 +120,7 @@ impl Scene {
         self.world.node().ip(&format!("route replace {far} {replies}")).unwrap();
     }
 
-    /// Asserts that requests by both protocols and transfers in both directions are served, in the family with this
+    /// Asserts that requests over both protocols and transfers in both directions are served, in the family with this
     /// index.
     #[track_caller]
     fn assert_served(&self, at: usize) {

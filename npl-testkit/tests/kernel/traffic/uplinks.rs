@@ -63,7 +63,7 @@ fn crossed() -> World {
 }
 
 /// Asserts that a client's requests are answered through the uplink of `by` and not of `not_by`, in both families and
-/// by both protocols.
+/// over both protocols.
 #[track_caller]
 pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not_by: &Netns) {
     let received_bytes = || [by, not_by].map(|netns| received(netns, "eth0"));
@@ -77,7 +77,7 @@ pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not
             assert_eq!(transfer(&client.netns, server, direction, bytes()).unwrap().bytes, bytes());
         }
         let [expected, unexpected] = [0, 1].map(|uplink| received_bytes()[uplink] - before[uplink]);
-        // The other uplink may have some packets, because neighbor resolution uses it too.
+        // A few packets may use the other uplink, because neighbor resolution uses this uplink too.
         assert!(
             unexpected < bytes() / 100 && expected > bytes(),
             "the client received {unexpected} bytes through the wrong uplink, {expected} through the right one"

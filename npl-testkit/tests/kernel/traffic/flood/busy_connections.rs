@@ -66,7 +66,7 @@ impl<'s> BusyConnections<'s> {
         }
     }
 
-    /// Runs rounds until `is_over`, and one more; returns the number of rounds.
+    /// Runs rounds until `is_over` is set, and then one more round. Returns the number of rounds.
     pub(super) fn run_until(mut self, is_over: &AtomicBool) -> u64 {
         while !is_over.load(Ordering::Relaxed) {
             let start = Instant::now();

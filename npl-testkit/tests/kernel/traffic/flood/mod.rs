@@ -109,7 +109,7 @@ fn syn_flood_loses_no_connection_and_refuses_no_client() {
     new_clients.assert_served(enough, SERVED_PER_MILLE);
 }
 
-/// Runs `work` and sets `is_over` when `work` ends, even by a panic.
+/// Runs `work` and sets `is_over` when `work` ends, even if `work` panics.
 fn until_over<T>(is_over: &AtomicBool, work: impl FnOnce() -> T) -> T {
     struct SetOnDrop<'a>(&'a AtomicBool);
     impl Drop for SetOnDrop<'_> {

@@ -49,7 +49,8 @@ struct Response {
 }
 
 impl NewClients {
-    /// Connects by TCP and by UDP in turn until `is_over`. `count` is the number of clients of each protocol so far.
+    /// Sends a request over TCP and a request over UDP in turn until `is_over`. `count` is the number of clients of
+    /// each protocol so far.
     pub(super) fn connect_repeatedly(
         from: &Netns,
         server: SocketAddr,
