@@ -1,7 +1,7 @@
-// Builds the Calico v3.31.0 that real Nodes are tested with: `cargo xtask setup`.
+// Pins Calico v3.31.0, which `cargo xtask cluster` and `cargo xtask test` build for a real cluster with Calico.
 //
-// The public checksum database does not know versions of this form. The sums in go.sum were made once with
-// GONOSUMDB=github.com/projectcalico/*, and every later download is verified by them.
+// The public checksum database does not contain the versions of Calico's modules below. The checksums in go.sum were
+// created once with GONOSUMDB=github.com/projectcalico/*; Go verifies every later download against go.sum.
 module npl/calico
 
 go 1.25.0

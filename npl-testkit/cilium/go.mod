@@ -1,4 +1,4 @@
-// Builds the Cilium that real Nodes are tested with: `cargo xtask setup`.
+// Pins Cilium, which `cargo xtask cluster` and `cargo xtask test` build for a real cluster with Cilium.
 //
 // Cilium requires a commit of gobgp that is not available from the module proxy; the release below replaces the commit.
 module npl/cilium

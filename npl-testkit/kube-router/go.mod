@@ -1,4 +1,4 @@
-// Builds the kube-router that real Nodes are tested with: `cargo xtask setup`.
+// Pins kube-router, which `cargo xtask cluster` and `cargo xtask test` build for a real cluster with kube-router.
 module npl/kube-router
 
 go 1.26.0

@@ -54,7 +54,7 @@ pub struct Options {
     pub flags: Vec<String>,
 }
 
-/// A service account as the kubelet shows it to a Pod.
+/// A service account as a Pod sees it: the files below `/var/run`, and the API server's address in the environment.
 #[derive(Clone, Debug)]
 pub struct ServiceAccount {
     /// The folder that the Pod sees as `/var/run`.
@@ -63,7 +63,7 @@ pub struct ServiceAccount {
     pub server: SocketAddr,
 }
 
-/// A running agent. Dropping this value kills the agent; its maps and programs stay in the kernel.
+/// A running agent. Dropping this value kills the agent; the agent's maps and programs stay in the kernel.
 #[derive(Debug)]
 pub struct Agent {
     options: Options,
@@ -105,12 +105,12 @@ impl Agent {
         self.process.kill()
     }
 
-    /// Sends SIGTERM and waits for the agent to exit. Kills an agent that still runs after `grace`.
+    /// Sends SIGTERM, waits for the agent to exit, and kills the agent with SIGKILL if it still runs after `grace`.
     pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
         self.process.terminate(grace)
     }
 
-    /// Starts the agent again and waits until it is ready. Kills an agent that still runs with SIGKILL first.
+    /// Kills the agent with SIGKILL if it still runs, starts it again, and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         if self.process.exit_status().is_none() {
             self.kill()?;
@@ -168,7 +168,8 @@ impl Options {
     /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let (code, output) = self.exit_code_and_output(arguments)?;
-        // `status` reports the health of the Node by exit codes 0 to 2, so none of these exit codes is a failure.
+        // The exit codes 0 to 2 of `status` report the health of the Node, so none of them means that the subcommand
+        // failed.
         let is_verdict = arguments.first() == Some(&"status") && (0..=2).contains(&code);
         if code != 0 && !is_verdict {
             bail!("`npl-agent {}` exited with {code}: {output}", arguments.join(" "));

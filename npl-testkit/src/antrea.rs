@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A model of the NodePortLocal of Antrea's agent on one Node: its sockets, its iptables rules and its annotations.
-//! The model reproduces Antrea's observable behavior, and contains no code of Antrea.
+//! A model of Antrea's NodePortLocal on one Node: the sockets, iptables rules and annotations of Antrea's agent. The
+//! model reproduces Antrea's observable behavior, and contains no code of Antrea.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 
@@ -31,7 +31,6 @@ pub enum Format {
 /// A mapping of a node port to a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The node port.
     pub node_port: u16,
     /// The protocol: TCP or UDP.
     pub protocol: Protocol,
@@ -41,8 +40,7 @@ pub struct Mapping {
     pub pod_port: u16,
 }
 
-/// The running agent. Dropping this value stops the agent: its sockets are closed, and its rules and annotations
-/// remain.
+/// The running model. Dropping this value closes the model's sockets; its rules and annotations remain.
 #[derive(Debug)]
 pub struct Antrea {
     _sockets: Vec<Reservation>,
@@ -57,7 +55,7 @@ enum Reservation {
 }
 
 impl Antrea {
-    /// Starts the agent: opens a socket for each mapping, and replaces the rules of an earlier agent.
+    /// Starts the model: opens a socket for each mapping, and replaces the rules of an earlier model.
     ///
     /// # Errors
     /// Returns an error if a port is in use by another process, or if `iptables` fails.

@@ -116,8 +116,8 @@ impl ApiClient {
         self.json(&Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).map(drop)
     }
 
-    /// Watches a collection and passes each event to `on_event`, until `on_event` returns `false`, or until `limit`,
-    /// extended by [`poll::patience`], has passed.
+    /// Watches a collection and passes each event to `on_event`, until `on_event` returns `false`, or until `limit`
+    /// times [`poll::patience`] has passed.
     pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
         let separator = if path.contains('?') { '&' } else { '?' };
         // The API server closes the watch after this time, so a read cannot block longer.

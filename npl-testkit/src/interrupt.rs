@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handles Ctrl-C as a regular end: every wait returns an error, so that all drop guards (teardown code) run.
+//! Handles Ctrl-C as an orderly shutdown: every wait returns an error, so that the teardown code in `Drop`
+//! implementations runs.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -24,7 +24,8 @@ pub fn make_device(netns: &Netns, kind: &str, line: &str, is_required: bool) -> 
     let made = netns.ip(line);
     ensure!(made.is_ok() || !(is_required || is_emulated()?), "creating a {kind} device failed: {made:?}");
     if made.is_err() {
-        // The test harness hides the output of macros for passing tests, so the note is written to the stream directly.
+        // The test harness hides the output of macros for passing tests, so the note is written to standard error
+        // directly.
         let said = format!("this kernel was built without {kind} devices: their tests are skipped\n");
         io::stderr().write_all(said.as_bytes()).context("report the skipped tests")?;
     }

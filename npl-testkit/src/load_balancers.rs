@@ -77,7 +77,6 @@ pub const TRAEFIK: LoadBalancer = LoadBalancer {
     files: &["traefik.yaml", "routers.yaml"],
 };
 
-/// All load balancers.
 pub const ALL: [LoadBalancer; 5] = [ENVOY, HAPROXY, NGINX, CADDY, TRAEFIK];
 
 impl LoadBalancer {

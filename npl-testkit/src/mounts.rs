@@ -21,7 +21,7 @@ pub struct BpfFs {
 }
 
 impl BpfFs {
-    /// Mounts a BPF file system at `path` and creates the directory.
+    /// Creates the directory `path`, and mounts a BPF file system there.
     pub fn mount(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         mount_bpf(path)?;
@@ -88,7 +88,8 @@ impl PrivateBpffs {
         process::on_own_thread(inside)
     }
 
-    /// Creates the directory `path`, and mounts the file system there. All processes can see this mount.
+    /// Creates the directory `path`, and mounts the file system there. Processes outside the private mount namespace
+    /// also see this mount.
     pub fn show_at(&self, path: &Path) -> Result<BpfFs> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         let copy = self.run(|| copy_of_mount(&self.path))?.context("copy a mount")?;

@@ -44,7 +44,8 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
     }
 }
 
-/// Waits as [`until`] does, until an object is removed. An interruption does not end this wait.
+/// Waits as [`until`] does, until `condition` is true, for example because an object was removed. An interruption does
+/// not end this wait.
 pub fn until_gone(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     wait(what, limit, || condition().then_some(()), || false).map(drop)
 }

@@ -148,7 +148,7 @@ pub fn allow_open_files(wanted: u64) -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, limit, hard).with_context(|| format!("raise the limit of open files to {limit}"))
 }
 
-/// Prints an error of the teardown, which then continues, because a `drop` cannot return errors.
+/// Prints an error of the teardown, because `drop` cannot return errors. The teardown then continues.
 #[expect(clippy::print_stderr, reason = "drop cannot return the error of a failed teardown")]
 pub(crate) fn report(message: &str) {
     eprintln!("teardown: {message}");

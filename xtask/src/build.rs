@@ -45,8 +45,8 @@ pub(crate) const PACKAGES: [&str; 4] = ["--package", "npl-agent", "--package", "
 pub(crate) struct Options {
     #[command(flatten)]
     features: Features,
-    /// The processor architecture of the agent. If it is not this machine's, the name of the binary ends with the
-    /// architecture.
+    /// The processor architecture of the agent. For another architecture than this machine's, the name of the binary
+    /// ends with the architecture.
     #[arg(long, default_value_t = Arch::native())]
     arch: Arch,
 }

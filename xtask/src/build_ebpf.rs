@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 pub(crate) fn build() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();
-    process::say("kernel programs: compiling them and the core library for the kernel's virtual machine");
+    process::say("kernel programs: compiling the programs and Rust's core library for the BPF target");
     process::run(toolchain.cargo("build", &target_dir)?.arg("--bins"))?;
     let built = target_dir.join("bpfel-unknown-none").join("ebpf");
     for name in object_names()? {

@@ -11,8 +11,8 @@ use crate::kernel_object::{CALL, Function, INSTRUCTION};
 const FRAME: u8 = 10;
 /// The name of the ELF section with the functions that several programs call.
 const SHARED: &str = ".text";
-/// The depth of nested calls above which the functions of a program are not followed. The kernel accepts at most 8
-/// stack frames, including the program's own frame.
+/// The largest depth of nested calls. A program with deeper calls is refused. The kernel accepts at most 8 stack
+/// frames, including the program's own frame.
 const MAX_DEPTH: usize = 8;
 
 /// The number of instructions and the stack size of a program, including the functions that it calls.
@@ -79,8 +79,8 @@ fn calls(function: &Function) -> Vec<usize> {
 }
 
 /// Returns the bytes of a function's own stack frame: the largest distance from the frame pointer, rounded up to a
-/// multiple of 32 bytes. Some kernels round up to 32 bytes, and others to fewer bytes, so the sum over nested calls is
-/// an upper bound for all kernels.
+/// multiple of 32 bytes. Some kernels round up to a multiple of 32 bytes, and others to a multiple of fewer bytes, so
+/// the sum over nested calls is an upper bound for all kernels.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;

@@ -25,7 +25,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
     if !options.arguments.iter().any(|word| word == "up") {
-        // A command for a running cluster uses the `npl-cluster` that is built, and compiles it only if it is missing.
+        // A command for a running cluster uses the existing `npl-cluster`, and compiles it only if it is missing.
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }

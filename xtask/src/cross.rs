@@ -14,9 +14,9 @@ use crate::{ebpf, paths, process};
 /// Adds to a cargo command the environment variables for a target of another architecture. `flags` are the compiler
 /// flags of the target.
 ///
-/// The toolchain that runs xtask compiles if `rustup target add` has installed its standard library for the
-/// architecture. Otherwise, Debian's compiler compiles, with the standard library from Debian's package for the
-/// architecture.
+/// If `rustup target add` has installed the standard library for the architecture, the toolchain that runs xtask
+/// compiles the code. Otherwise, Debian's compiler compiles the code, with the standard library from Debian's package
+/// for the architecture.
 pub(crate) fn configure(command: &mut Command, arch: Arch, flags: &str) -> Result<()> {
     let sysroot = prepare(arch)?;
     let (target, compiler) = (arch.target(), format!("{}-gcc", arch.gnu_prefix()));

@@ -116,7 +116,8 @@ impl Parts {
     }
 }
 
-/// Passes to a program of npl-testkit, as environment variables, the paths of the kernel objects that it loads.
+/// Passes to a program of npl-testkit, as environment variables, the paths of the kernel objects that the program
+/// loads.
 pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
     command.env("NPL_TRACE_OBJECT", paths::trace_object());

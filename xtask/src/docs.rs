@@ -10,7 +10,7 @@ use crate::{build, build_ebpf, chart, picture, process};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {}
 
-/// Renders the pages of docs/reference/.
+/// Renders the pages of docs/reference/, and the picture of docs/performance.md.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     chart::write_values_page()?;
     picture::write_of_page()?;

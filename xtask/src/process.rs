@@ -85,7 +85,7 @@ pub(crate) fn ask(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("read the output of `{}`", line(command)))
 }
 
-/// Runs a program, passes each line that it prints to `watch`, and kills it at the deadline.
+/// Runs a program, passes each line that the program prints to `watch`, and kills the program at the deadline.
 ///
 /// `watch` is also called without a line, several times a second. If `watch` returns an error, this function kills the
 /// program before the deadline.

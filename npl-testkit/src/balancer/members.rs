@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the members of a load balancer's pools by a watch of the Pods.
+//! Watches Pods, and reads the members of a load balancer's pools from their annotations.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -37,7 +37,6 @@ pub struct Port {
 pub struct Member {
     /// The Pod whose annotation contains the member.
     pub pod: String,
-    /// The protocol.
     pub protocol: Protocol,
     /// The address to which requests are sent.
     pub server: SocketAddr,

@@ -57,7 +57,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The number of all requests.
+    /// The number of all requests, including the requests that were not sent.
     pub fn requests(&self) -> u64 {
         self.answered.values().chain(self.failed.values()).sum::<u64>() + self.unserved
     }

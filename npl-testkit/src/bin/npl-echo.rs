@@ -56,7 +56,7 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     let _server = EchoServer::start_on(&name, node.as_deref(), &ports)?;
     report(&format!("{name} listens on ports {ports:?}"));
     interrupt::wait();
-    // The server continues to answer, because clients notice the end of the Pod only later.
+    // The server keeps answering, because clients send requests until they notice that the Pod terminates.
     interrupt::wait_at_most(drain);
     Ok(())
 }

@@ -20,9 +20,7 @@ pub struct Entry {
     /// The node address.
     #[serde(rename = "nodeIP")]
     pub node_ip: IpAddr,
-    /// The node port.
     pub node_port: u16,
-    /// The protocol.
     pub protocol: Protocol,
 }
 

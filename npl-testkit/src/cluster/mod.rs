@@ -25,7 +25,7 @@ use crate::control_plane::ControlPlane;
 use crate::{poll, tools};
 
 /// The time limit of kubectl and Helm for rollouts, deletions, drains and other waits. This limit is far above the
-/// usual times, also on a slow machine, because no caller expects a timeout.
+/// usual times even on a slow machine, because no caller expects a timeout.
 const COMMAND_LIMIT: Duration = Duration::from_mins(5);
 
 /// The annotation that enables a Service, with the default prefix.
@@ -102,7 +102,6 @@ impl Cluster {
         tools::output(&mut self.kubectl_command(arguments)?)
     }
 
-    /// Creates a namespace.
     pub fn create_namespace(&self, name: &str) -> Result<()> {
         self.client.create("/api/v1/namespaces", &json!({"metadata": {"name": name}})).map(drop)
     }
@@ -113,7 +112,6 @@ impl Cluster {
         self.set_node_addresses(name, addresses)
     }
 
-    /// Sets the addresses of a Node.
     pub fn set_node_addresses(&self, name: &str, addresses: &[IpAddr]) -> Result<()> {
         let addresses: Vec<Value> =
             addresses.iter().map(|ip| json!({"type": "InternalIP", "address": ip.to_string()})).collect();
@@ -149,12 +147,10 @@ impl Cluster {
         self.client.delete(&pod_path(namespace, name))
     }
 
-    /// Creates a Service.
     pub fn create_service(&self, service: &ServiceObject) -> Result<()> {
         self.client.create(&services_path(&service.namespace), &service.to_json()).map(drop)
     }
 
-    /// Deletes a Service.
     pub fn delete_service(&self, namespace: &str, name: &str) -> Result<()> {
         self.client.delete(&format!("{}/{name}", services_path(namespace)))
     }

@@ -14,7 +14,6 @@ pub struct Port {
     pub name: String,
     /// The port number of the container or of the Service.
     pub number: u16,
-    /// The protocol.
     pub protocol: Protocol,
     /// The `targetPort` of a Service: a number or a name.
     pub target: Value,
@@ -52,13 +51,10 @@ impl Port {
 /// A Pod with one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodObject {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
     /// The name of the Pod's Node.
     pub node: String,
-    /// The labels.
     pub labels: BTreeMap<String, String>,
     /// The declared container ports.
     pub ports: Vec<Port>,
@@ -112,15 +108,11 @@ impl PodObject {
 /// A Service of type `ClusterIP`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceObject {
-    /// The namespace.
     pub namespace: String,
-    /// The name.
     pub name: String,
     /// The selector: labels of the Pods that the Service selects.
     pub selector: BTreeMap<String, String>,
-    /// The ports.
     pub ports: Vec<Port>,
-    /// The annotations.
     pub annotations: BTreeMap<String, String>,
 }
 

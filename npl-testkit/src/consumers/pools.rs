@@ -41,7 +41,6 @@ pub struct PoolPort {
 /// A member of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
-    /// The pool.
     pub pool: PoolPort,
     /// The Pod whose annotation named the member.
     pub pod: String,
@@ -92,8 +91,8 @@ impl Pools {
         self.members.iter().filter(move |(_, until)| until.is_none_or(|until| now < until)).map(|(member, _)| member)
     }
 
-    /// Returns the misdirected members: those at whose address another Pod responds than the Pod whose annotation named
-    /// the member. Each member is returned with the name of the Pod that responds, which `answers` finds by address and
+    /// Returns the members at whose addresses the wrong Pod responds: another Pod than the one whose annotation named
+    /// the member. Each member is returned with the name of the responding Pod, which `answers` finds by address and
     /// protocol.
     pub fn misdirected(
         &self,

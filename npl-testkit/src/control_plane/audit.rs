@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::AGENT_USER;
 use crate::run::Run;
 
-/// The files of the audit policy and of the audit log. The API server writes an entry before its response is complete.
+/// The files of the audit policy and of the audit log. The API server writes the entry of a request before it completes
+/// the response.
 #[derive(Debug)]
 pub struct AuditLog {
     policy: PathBuf,

@@ -17,7 +17,7 @@ pub(super) struct EtcdData {
 
 #[derive(Debug)]
 struct DataFile {
-    /// The path below etcd's directory of data.
+    /// The path below etcd's data directory.
     path: PathBuf,
     /// The contents up to the last byte that is not zero.
     bytes: Vec<u8>,
@@ -36,7 +36,8 @@ impl EtcdData {
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
                 let path = entry.with_context(|| format!("list {}", folder.display()))?.path();
-                // etcd creates its next log file in advance under this suffix, and again if the file is missing.
+                // etcd creates its next log file in advance with this suffix, and creates the file again if it is
+                // missing.
                 if path.extension().is_some_and(|extension| extension == "tmp") {
                     continue;
                 }
@@ -72,7 +73,7 @@ impl EtcdData {
     }
 }
 
-/// The template of this process, which the second start of a control plane makes. A process that starts one control
+/// The template of this process, which the second start of a control plane creates. A process that starts one control
 /// plane needs no template.
 #[derive(Debug)]
 pub(super) struct Template(Mutex<State>);

@@ -39,7 +39,7 @@ const ADMIN: &str = "admin";
 const ADMIN_KUBECONFIG: &str = "admin.kubeconfig";
 const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 
-/// The name of the directory of etcd's data.
+/// The name of etcd's data directory.
 const ETCD_DIRECTORY: &str = "etcd";
 
 /// The time limit of a start, which takes 3 s on an idle machine with two cores.
@@ -60,7 +60,7 @@ pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 /// The address of the API server's Service, the first address of the range.
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// etcd's data after a first start of the API server, for all later control planes of this process without kubelets.
+/// etcd's data after a first start of the API server, for all later control planes without kubelets in this process.
 static TEMPLATE: Template = Template::new();
 
 /// A running control plane. Dropping this value stops etcd and the API server.
@@ -127,7 +127,7 @@ impl ControlPlane {
     fn make_template(run: &Run) -> Result<EtcdData> {
         let mut plane = Self::launch(run, None, Reach::Loopback, &[], &[], None)?;
         plane.kill_api_server()?;
-        // etcd writes its database to the file only from time to time, and at its end after SIGTERM.
+        // etcd writes its database to the file only at intervals, and when etcd exits after SIGTERM.
         plane.etcd.terminate(STOP_LIMIT)?;
         EtcdData::read(&plane.etcd_directory())
     }
@@ -163,7 +163,7 @@ impl ControlPlane {
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
         // On a busy emulated processor, the start can exceed the API server's own limit of one minute, and the API
-        // server exits. In this case, the API server is restarted, as a kubelet would do, and the second start takes
+        // server exits. In this case, this function restarts the API server, as a kubelet does; the second start takes
         // less time.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
@@ -212,7 +212,7 @@ impl ControlPlane {
         }
     }
 
-    /// Copies etcd's data while etcd is stopped. Returns once the API server is ready again.
+    /// Kills etcd, copies its data, and starts etcd again. Returns once the API server is ready again.
     pub fn back_up_etcd(&mut self) -> Result<()> {
         self.etcd.kill()?;
         self.backup = Some(EtcdData::read(&self.etcd_directory())?);

@@ -22,7 +22,7 @@ impl ControlPlane {
         self.start_api_server()
     }
 
-    /// Writes the files of the agent's service account, as the kubelet shows them to a Pod, below the folder that the
+    /// Writes the files of the agent's service account, as a kubelet mounts them into a Pod, below the folder that the
     /// Pod sees as `/var/run`.
     pub fn agent_service_account(&self, var_run: &Path) -> Result<ServiceAccount> {
         let folder = var_run.join(SERVICE_ACCOUNT);

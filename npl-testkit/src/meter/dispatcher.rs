@@ -50,7 +50,7 @@ impl IdleDevice {
     }
 }
 
-/// The error that the generator's calls took too much of a sample's time in addition to sending packets.
+/// The error of a sample in which the generator's calls took too much time in addition to sending packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Overhead {
     cost: Duration,

@@ -45,8 +45,8 @@ const SMALL_CALLS: usize = 9;
 /// The time limit for packets in flight to arrive after the last packet was sent.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
-/// Tolerated packet loss in 1/1000. If more packets are lost, the sample is discarded, because its rate is not the
-/// forwarding rate.
+/// The tolerated packet loss, in thousandths of the sent packets. If more packets are lost, the sample is discarded,
+/// because its rate is not the forwarding rate.
 const TOLERATED_PER_MILLE: u64 = 1;
 
 /// The object with the generator and the counter: `NPL_TRAFFIC_OBJECT`, or the output of `cargo xtask build-ebpf`.
@@ -139,7 +139,7 @@ struct Sent {
     cost_of_a_call: Duration,
 }
 
-/// The error that packets were lost.
+/// The error of a sample that lost packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
     arrived: u64,
@@ -264,7 +264,8 @@ impl Meter {
         self.send_and_count(packets, Duration::MAX).map(drop)
     }
 
-    /// Sends packets, and returns the number of those that arrived.
+    /// Sends packets. Returns the number of packets that arrived; and the number of packets that were sent, with the
+    /// time for sending them.
     fn send_and_count(&mut self, packets: u64, limit: Duration) -> Result<(u64, Sent)> {
         let idle_device = &self.idle_device;
         let generator: &mut Xdp =
@@ -346,8 +347,8 @@ impl Meter {
     }
 }
 
-/// Returns the median time of calls that send [`SMALLEST`] packets. The sample does not count these packets as sent.
-/// The sample counts them as arrived, but they are too few to change the rate.
+/// Returns the median time of calls that send [`SMALLEST`] packets. These packets count as arrived but not as sent.
+/// They are too few to change the measured rate.
 fn cost_of_a_call(call: impl Fn(u32) -> Result<()>) -> Result<Duration> {
     let mut times = [Duration::ZERO; SMALL_CALLS];
     for time in &mut times {

@@ -36,7 +36,7 @@ pub(super) fn pseudo_header(ip: &Ip, protocol: u8, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The well-defined values of a checksum field.
+/// The values of a checksum field that have a meaning.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     /// The complete checksum.

@@ -26,7 +26,6 @@ pub use self::checksum::ones_complement_sum;
 pub use self::parse::ParseError;
 pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 
-/// TCP flags.
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;
@@ -65,9 +64,7 @@ pub struct Ethernet {
 /// A network header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ip {
-    /// IPv4.
     V4(Ipv4),
-    /// IPv6.
     V6(Ipv6),
 }
 
@@ -88,7 +85,6 @@ pub struct Ipv4 {
     pub more_fragments: bool,
     /// The fragment offset in units of eight bytes.
     pub fragment_offset: u16,
-    /// The TTL.
     pub ttl: u8,
     /// Options, padded to four bytes by the builder.
     pub options: Vec<u8>,
@@ -107,7 +103,6 @@ pub struct Ipv6 {
     pub traffic_class: u8,
     /// The flow label, 20 bits.
     pub flow_label: u32,
-    /// The hop limit.
     pub hop_limit: u8,
 }
 
@@ -148,9 +143,7 @@ pub struct Tcp {
     pub window: u16,
     /// Options, padded to four bytes by the builder.
     pub options: Vec<u8>,
-    /// The checksum.
     pub checksum: Checksum,
-    /// The payload.
     pub payload: Vec<u8>,
 }
 
@@ -161,9 +154,7 @@ pub struct Udp {
     pub source: u16,
     /// The destination port.
     pub destination: u16,
-    /// The checksum.
     pub checksum: Checksum,
-    /// The payload.
     pub payload: Vec<u8>,
 }
 
@@ -172,11 +163,9 @@ pub struct Udp {
 pub struct Icmp {
     /// The type.
     pub kind: u8,
-    /// The code.
     pub code: u8,
     /// The four bytes after the checksum: identifier and sequence number, or the next-hop MTU.
     pub rest: [u8; 4],
-    /// The checksum.
     pub checksum: Checksum,
     /// The payload; in an error message, the beginning of the packet that caused the error.
     pub payload: Vec<u8>,
@@ -287,7 +276,7 @@ impl Packet {
         }
     }
 
-    /// The IPv4 header, for changes.
+    /// The IPv4 header, which the caller can change; `None` for IPv6.
     pub fn ipv4_mut(&mut self) -> Option<&mut Ipv4> {
         match &mut self.ip {
             Ip::V4(header) => Some(header),
@@ -320,7 +309,7 @@ impl Transport {
 
 impl Default for Ethernet {
     fn default() -> Self {
-        // Both MAC addresses are locally administered, so no real device has them.
+        // Both MAC addresses are locally administered, so no vendor assigns them to a device.
         Self { destination: [2, 0, 0, 0, 0, 0x10], source: [2, 0, 0, 0, 0, 0x02], vlans: Vec::new() }
     }
 }

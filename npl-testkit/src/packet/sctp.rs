@@ -55,7 +55,6 @@ pub struct Sctp {
     pub destination: u16,
     /// The verification tag.
     pub tag: u32,
-    /// The checksum.
     pub checksum: Crc,
     /// All chunks, unparsed.
     pub chunks: Vec<u8>,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Cilium as the Pod network, policy engine and Service proxy: Cilium's agent is a process on each Node. Cilium's
-//! operator does not run: the custom resource definitions are created from the files of Cilium's source, and the Pod
-//! ranges are those of the Nodes.
+//! operator does not run: the test kit creates the custom resource definitions from the files of Cilium's source, and
+//! Cilium's agent reads the Pod ranges from the Node objects.
 
 use std::fs;
 use std::net::IpAddr;

@@ -65,7 +65,7 @@ fn settings(cni: &Path) -> String {
         r#"version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
-# The first plug-in would create a directory on the host; the others look for devices that Nodes do not have.
+# The first plug-in would create a directory on the host; the others need file systems or devices that Nodes lack.
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
   "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
 [grpc]

@@ -36,8 +36,8 @@ impl Controllers {
             write_secret(&kubeconfig, &plane.kubeconfig(user)?)?;
             let mut command = netns.command(programs.path(name))?;
             command.arg(format!("--kubeconfig={}", kubeconfig.display())).args(flags);
-            // Leader election is off, because each process is the only replica; the port is closed, because no program
-            // reads health or metrics.
+            // Leader election is off, because each process is the only replica; the HTTPS port is closed, because no
+            // program reads health or metrics.
             command.args(["--leader-elect=false", "--secure-port=0"]);
             Process::spawn(name, command, &plane.directory().join(format!("{name}.log")))
         };
@@ -56,11 +56,12 @@ fn manager_flags(plane: &ControlPlane) -> Vec<String> {
         file("flex-volume-plugin-dir", &plane.directory().join("volume-plugins")),
         format!("--cluster-cidr={}", pod_range()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
-        // The controller need not assign Pod ranges, because each Node's range is derived from its number.
+        // kube-controller-manager need not assign Pod ranges, because each Node's range is derived from the Node's
+        // number.
         "--allocate-node-cidrs=false".to_owned(),
-        // A manager that runs through an outage of the API server of more than 50 s, the default, marks the Pods of all
-        // Nodes as not ready afterwards. With leader election, as in usual clusters, the manager exits during such an
-        // outage, and the next manager starts to count anew.
+        // By default, a manager that keeps running while the API server is unavailable for more than 50 s marks the
+        // Pods of all Nodes as not ready afterwards. With leader election, as in usual clusters, the manager exits
+        // during such an outage, and the next manager counts the time from its own start.
         "--node-monitor-grace-period=5m".to_owned(),
     ]
 }

@@ -40,8 +40,8 @@ pub(super) const READY_FILE: &str = "run/npl/ready";
 /// mounting over it hides the Node's directory.
 const OWN_FOLDERS: [(&str, &str); 3] = [("lib", "/var/lib"), ("log", "/var/log"), ("run", "/run")];
 
-/// Host-wide sysctls that a kubelet or Cilium sets, with the values that it requires. Regular files are mounted over
-/// these sysctls, so that the programs of a Node do not change the host.
+/// Host-wide sysctls that a kubelet or Cilium sets, with the values that these programs require. Regular files are
+/// mounted over these sysctls, so that the programs of a Node do not change the host.
 const SYSCTLS: [(&str, &str); 8] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

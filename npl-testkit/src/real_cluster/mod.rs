@@ -132,7 +132,6 @@ impl RealCluster {
         &mut self.nodes
     }
 
-    /// Returns the Node with this name.
     pub fn node(&self, name: &str) -> Result<&Node> {
         self.nodes.iter().find(|node| node.name() == name).with_context(|| format!("this cluster has no Node {name}"))
     }
@@ -172,7 +171,7 @@ impl RealCluster {
         &self.run
     }
 
-    /// Names the network namespace of a Pod, so that tests can send requests from it.
+    /// Gives a name to the network namespace of a Pod, so that tests can send requests from this namespace.
     pub fn pod_netns(&self, namespace: &str, name: &str) -> Result<Netns> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         let pod = self.cluster.client().get(&path)?;

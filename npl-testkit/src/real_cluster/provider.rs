@@ -47,7 +47,7 @@ pub(super) struct Daemons {
 }
 
 impl Provider {
-    /// Finds the programs before anything is started.
+    /// Finds the provider's programs, so that a missing program is reported before any process is started.
     pub(super) fn find(cni: Cni) -> Result<Self> {
         let calico = |encapsulation, dataplane| Calico::find(encapsulation, dataplane).map(Self::Calico);
         match cni {

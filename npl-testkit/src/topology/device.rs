@@ -95,7 +95,6 @@ impl Device {
         tools::output(&mut command).map(drop)
     }
 
-    /// Sets the MTU.
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {
         self.netns.ip(&format!("link set {} mtu {mtu}", self.name)).map(drop)
     }

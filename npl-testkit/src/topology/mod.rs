@@ -129,7 +129,6 @@ impl Topology {
         &self.clients[0]
     }
 
-    /// Returns all clients.
     pub fn clients(&self) -> &[Client] {
         &self.clients
     }

@@ -22,7 +22,6 @@ const WORKERS: u32 = 4;
 /// One request of a load, with the expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The protocol.
     pub protocol: Protocol,
     /// The destination.
     pub server: SocketAddr,
@@ -37,9 +36,7 @@ pub struct Request {
 pub struct Failure {
     /// The time of the request, since the start of the load.
     pub at: Duration,
-    /// The request.
     pub request: Request,
-    /// The error.
     pub error: String,
 }
 
@@ -148,8 +145,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
-        // A late worker sends no additional requests to catch up, because these would delay the tested programs further
-        // on a slow machine.
+        // A late worker sends no additional requests to catch up, because such requests would delay the tested programs
+        // further on a slow machine.
         due = (due + interval).max(shared.start.elapsed());
         // The lock is held during the request, because `replace` waits for this lock until no request of the old list
         // is in progress.

@@ -200,7 +200,7 @@ fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Re
     }
 }
 
-/// Sends one request by `protocol` without repetition: a lost datagram is an error.
+/// Sends one request over `protocol` without repetition: a lost datagram is an error.
 pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
     from.run(|| ask(protocol, server, question))?.with_context(|| format!("send a request from {}", from.name()))
 }

@@ -19,8 +19,8 @@ use crate::poll;
 /// The buffer size.
 const CHUNK: usize = 32 * 1024;
 
-/// The longest pause within a transfer. The interval between retransmissions doubles, so the pause may be twice as long
-/// as an interruption.
+/// The longest pause within a transfer. The interval between retransmissions doubles, so the pause can be twice as long
+/// as the interruption that caused it.
 const STALL_LIMIT: Duration = Duration::from_mins(2);
 
 /// The direction of a transfer.
@@ -37,7 +37,6 @@ pub enum Direction {
 pub struct TransferReport {
     /// The number of bytes.
     pub bytes: u64,
-    /// The duration.
     pub elapsed: Duration,
 }
 

@@ -80,7 +80,8 @@ fn key_below<'a>(entry: &'a Entry, parent: &Entry) -> Option<&'a str> {
     entry.path.strip_prefix(&parent.path)?.strip_prefix('.').filter(|key| !key.contains('.'))
 }
 
-/// Returns the keys without documentation. A key is documented if the key itself, its parent or a child has a comment.
+/// Returns the keys without documentation. A key is documented if the key itself, a key above it or a key below it has
+/// a comment.
 pub(crate) fn undocumented(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
     let is_above = |above: &Entry, entry: &Entry| entry.path.starts_with(&format!("{}.", above.path));
     entries.iter().filter(move |entry| {

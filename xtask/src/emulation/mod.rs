@@ -122,9 +122,9 @@ impl Guest {
             Threads::One => "tcg,thread=single",
             Threads::Each => "tcg,thread=multi",
         };
-        // An arm64 machine has no default board; the board `virt` has only virtual devices. Without `pauth-impdef`, the
-        // emulator spends ten times longer on the boot, because the kernel signs return addresses (pointer
-        // authentication).
+        // The emulator has no default board for arm64; the board `virt` has only virtual devices. Without
+        // `pauth-impdef`, the emulator spends ten times longer on the boot, because the kernel signs return addresses
+        // (pointer authentication).
         let (processor, board, console): (_, &[&str], _) = match self.arch {
             Arch::Amd64 => ("max", &[], "ttyS0"),
             Arch::Arm64 => ("max,pauth-impdef=on", &["-machine", "virt"], "ttyAMA0"),

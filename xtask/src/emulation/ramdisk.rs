@@ -60,7 +60,7 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
-        // The guest gets the binary to which the tool's links lead, and a link with the tool's name. With Debian's
+        // The guest gets the binary to which the tool's links point, and a link with the tool's name. With Debian's
         // alternatives, one binary serves several tools, and acts according to the name by which it is called.
         let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);

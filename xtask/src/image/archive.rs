@@ -128,7 +128,8 @@ struct Blob {
     size: u64,
 }
 
-/// Returns a command that packs files below `root`, which the caller adds as arguments, into a new archive.
+/// Returns a command that packs files into a new archive. The caller adds the files, which are below `root`, as
+/// arguments.
 pub(super) fn tar(archive: &Path, root: &Path) -> Command {
     let mut command = Command::new("tar");
     command.arg("--create").arg("--file").arg(archive).arg("--directory").arg(root);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Draws the ratios of `cargo xtask bench` as a picture: packet rates of NPL, divided by the rates of its alternatives.
 //!
-//! No library for diagrams draws the picture, because xtask is compiled on every fresh machine before all other crates,
-//! and because the bytes of the picture must not depend on the version of a library.
+//! xtask draws the picture without a diagram library, because xtask is compiled on every fresh machine before all other
+//! crates, and because the bytes of the picture must not depend on the version of a library.
 
 mod svg;
 

@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use crate::{cache, paths, process};
 
-/// Returns the path of the program in the cache, and compiles the program if it is missing there. A change of
-/// `made_from` leads to a new compilation. `purpose` ends the message that announces the compilation.
+/// Returns the path of the program in the cache, and compiles the program if it is missing there. If `made_from`
+/// changes, the program is compiled again. `purpose` is the end of the message that announces the compilation.
 pub(super) fn obtain(name: &str, version: &str, made_from: &[&[u8]], purpose: &str) -> Result<PathBuf> {
     let folder = cache::obtain(name, made_from, |folder| {
         process::say(&format!("{name} {version}: compiling {purpose}"));

@@ -154,9 +154,9 @@ pub(crate) fn grpc() -> Result<PathBuf> {
     obtain(&GRPC, &AtomicBool::new(false))
 }
 
-/// Returns the directory with `etcd` and `kube-apiserver`. If `KUBEBUILDER_ASSETS` is set, this is that directory, and
-/// missing programs are an error. Otherwise it is the directory in the cache; programs that are missing there are
-/// built.
+/// Returns the directory with `etcd` and `kube-apiserver`. If `KUBEBUILDER_ASSETS` is set, returns the directory that
+/// this variable names, or an error if a program is missing there. Otherwise returns a directory of the cache, after
+/// building programs that are missing there.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
     if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
         if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {

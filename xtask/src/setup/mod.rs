@@ -38,7 +38,7 @@ pub(crate) use kubernetes::{Background as KubernetesBuild, Component, Extent, Ku
 pub(crate) enum Need {
     /// A Rust compiler with the source of its core library, for the kernel programs.
     EbpfCompiler,
-    /// Tools by which tests build and inspect networks.
+    /// Tools with which tests build and inspect networks.
     TestNetwork,
     /// The container runtime and CNI plug-ins for the Nodes of a real cluster.
     Containers,
@@ -145,8 +145,8 @@ pub(crate) struct Options {
     arch: Option<Arch>,
 }
 
-/// Installs and builds all that builds and a run of all tests need. Parts that few commands need, such as Calico and
-/// Cilium, are built at their first use.
+/// Installs and builds everything that builds and a run of all tests need. Parts that few commands need, such as Calico
+/// and Cilium, are built at their first use.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The build of Kubernetes takes longest, so it runs in parallel with the steps below.
@@ -171,7 +171,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Installs and downloads all that `build`, `image` and `test` need for another architecture.
+/// Installs and downloads everything that `build`, `image` and `test` need for another architecture.
 fn prepare_foreign(arch: Arch) -> Result<()> {
     cross::prepare(arch)?;
     process::detail(&format!("programs of {arch} machines: {}", guest_programs(arch)?.display()));

@@ -24,7 +24,7 @@ pub(crate) struct Tally {
     steps: Vec<Step>,
 }
 
-/// The error that a step cannot run, because the preparation with this name failed.
+/// The error of a step that cannot run, because the preparation with this name failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NotReady(&'static str);
 
@@ -71,13 +71,13 @@ impl End {
 }
 
 impl Tally {
-    /// Begins a run of the steps with `chosen` in their names; if `chosen` is `None`, of all steps.
+    /// Begins a test run of the steps with `chosen` in their names, or of all steps if `chosen` is `None`.
     pub(crate) fn start(chosen: Option<&str>) -> Self {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Runs a preparation, which builds products that later steps need. Preparations run whichever steps the user has
-    /// chosen, and are counted only if they fail.
+    /// Runs a preparation, which builds products that later steps need. Preparations run regardless of the steps that
+    /// the user has chosen, and are counted only if they fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();
@@ -166,7 +166,7 @@ impl Tally {
     }
 
     /// Prints the summary, whose last line counts the tests. Returns an error if a step failed. `selection` is the text
-    /// by which the command line selected tests; if there is a selection, it is also an error that no test ran.
+    /// by which the command line selected tests. With a selection, also returns an error if no test ran.
     pub(crate) fn close(self, selection: Option<&str>) -> Result<()> {
         println!();
         self.summary().iter().for_each(|line| println!("{line}"));

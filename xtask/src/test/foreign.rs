@@ -17,7 +17,8 @@ use crate::test_binary::{self, TestBinary};
 use crate::{build, build_ebpf};
 
 /// The tests that run unless the user gives `--kernels` or `--filter`: the programs load, and translate single packets.
-/// These tests depend on the architecture most, because the kernel compiles programs to its machine code.
+/// These tests depend on the architecture most, because the kernel compiles the programs to the architecture's machine
+/// code.
 const DEFAULT_TESTS: [&str; 3] = ["--test-threads=1", LOADING_TESTS, "prog_run::"];
 
 /// Builds the kernel programs, the packet tests and the agent, and runs the tests and the agent's command `load`.
@@ -80,8 +81,8 @@ fn load(arch: Arch, kernel: Kernel, agent: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns, for each guest of a kernel, the part of the step's name that names its tests, and the arguments of the test
-/// binary.
+/// Returns, for each guest of a kernel, the part of the step's name that names the guest's tests, and the arguments of
+/// the test binary.
 fn selection(filter: Option<&str>, has_kernels: bool) -> Vec<(&'static str, Vec<&str>)> {
     if filter.is_some() || has_kernels {
         return shares(filter, false);

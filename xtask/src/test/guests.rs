@@ -273,7 +273,7 @@ fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
 }
 
 /// Returns a guest with an API server and an agent, and the name of its step. Tests may set the clock of this guest,
-/// because only the test's own processes depend on it.
+/// because only the tests' own processes depend on this clock.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);

@@ -52,8 +52,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "step", "real_cluster", "kernels", "emulated_cluster"])]
     former_agent: Option<PathBuf>,
     /// Run only the tests for another processor architecture, by emulation: the agent loads its programs, and packet
-    /// tests. By default, the tests that run single packets, under kernels 6.1 and latest; with `--kernels`, all packet
-    /// tests under the given kernels.
+    /// tests run. By default, only tests with single packets run, under kernels 6.1 and latest; with `--kernels`, all
+    /// packet tests run under the given kernels.
     #[arg(long, value_name = "ARCHITECTURE", conflicts_with_all = ["real_cluster", "emulated_cluster", "former_agent", "load_kernels"])]
     arch: Option<Arch>,
 }
@@ -231,7 +231,7 @@ impl Suite<'_> {
                 }
             }
         }
-        let name = format!("no object is left behind, also none of the {REAL_CLUSTER}");
+        let name = format!("no object is left behind, not even by the {REAL_CLUSTER}");
         match &self.before {
             Ok(before) => tally.check(&name, || before.check()),
             Err(missing) => tally.not_run(&name, *missing),

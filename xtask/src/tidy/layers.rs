@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks the imports between modules. In the kernel programs, a layer may import only itself and lower layers. In the
-//! agent and the feed, the top-level modules have no import cycles, and neither have the modules directly below `core`.
+//! agent and the feed, the top-level modules must not import each other in a cycle, and the modules directly below
+//! `core` must not either.
 //!
 //! The rule does not apply to tests: they may import any module.
 

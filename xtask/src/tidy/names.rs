@@ -11,13 +11,13 @@ use super::tree::{Tree, has_ending, is_history};
 /// The form in which a retired name is recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// The name is retired as a whole identifier anywhere, also in documents and comments. For names that are not
-    /// ordinary words.
+    /// The name is retired as a whole identifier anywhere, also in documents and comments. This form is for names that
+    /// are not ordinary words.
     Identifier,
     /// The name is retired as a whole identifier in the code of Rust files. Comments may use the word.
     Code,
-    /// The name is retired as the name of a module, type, function, constant or static. For ordinary words, which may
-    /// occur in code for a different purpose.
+    /// The name is retired as the name of a module, type, function, constant or static. This form is for ordinary
+    /// words, which may occur in code for a different purpose.
     Declaration,
     /// The name is retired as a value in quotation marks, such as the name of a reason or of a metric's state.
     Quoted,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that the picture of the bench's result shows the numbers of the document.
+//! Checks that the picture of the bench's result shows the numbers in docs/performance.md.
 
 use super::Finding;
 use super::tree::Tree;

@@ -99,7 +99,7 @@ pub(crate) enum Mode {
     Routing,
     /// Routed without translation on a Node with NPL; the packets match no mapping.
     RoutingBesideOurs,
-    /// Routed without translation on a Node with an empty program at NPL's hook.
+    /// Routed without translation on a Node with an empty BPF program at NPL's hook.
     RoutingBesideIdle,
     /// Routed without translation on a Node whose rules use kernel conntrack, like the rules of most CNI plug-ins.
     RoutingConntrack,

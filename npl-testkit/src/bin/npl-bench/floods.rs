@@ -33,7 +33,7 @@ const fn beside_flood(name: &'static str) -> Figure {
 }
 
 /// Measures the elements of `figures` that belong to this stage. Each round measures the established flow twice per
-/// figure: without a flood, and beside the figure's flood.
+/// figure: without a flood, and during the figure's flood.
 pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, samples: &mut Samples) -> Result<()> {
     let wanted = FIGURES.into_iter().zip(Workload::FLOODS);
     let wanted: Vec<_> = wanted.filter(|(figure, _)| figures.iter().any(|it| it.name == figure.name)).collect();

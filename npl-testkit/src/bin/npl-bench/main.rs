@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-bench` compares NPL with its alternatives. The packet rate from a Node's uplink to a Pod is compared with the
 //! rates of plain routing, iptables and nftables. TCP through a mapping is compared with TCP to the Pod's own address.
-//! The agent's publication time is compared with the API server's own speed, and requests in a real cluster are
-//! compared with requests to Services of kube-proxy. The time until a real load balancer that reads the feed sends
-//! requests to a new Pod is compared with the time until a plain watch delivers the annotation.
+//! The time in which the agent annotates Pods is compared with the time of the same patches by a plain client. Requests
+//! in a real cluster are compared with requests to Services of kube-proxy. The time until a real load balancer that
+//! reads the feed sends requests to a new Pod is compared with the time until a plain watch delivers the annotation.
 //!
 //! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
 //! only in the presence of NPL or of an empty program, or in the number of NPL's mappings, share a network. Packets are
@@ -45,15 +45,15 @@ use self::ratios::{RATIOS, Ratio};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
-/// Compares NPL with plain routing, iptables and nftables, and NPL's agent with the API server's own speed.
+/// Compares NPL with plain routing, iptables and nftables, and NPL's agent with a plain client of the API server.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
     /// Measure few and short rounds: the datapath in a minute, other figures in a few minutes.
     #[arg(long)]
     quick: bool,
-    /// Measure only ratios and figures whose names contain NAME, and the cases that they need; `control-plane`,
-    /// `cluster` or `feed` selects all figures of that kind [default: figures of the datapath].
+    /// Measure only the ratios and figures whose names contain NAME, for example `control-plane`, `cluster` or `feed`
+    /// [default: all ratios, and the figures of the datapath].
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
     /// The output format.

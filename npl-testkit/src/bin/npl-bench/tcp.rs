@@ -17,7 +17,7 @@ use socket2::{Domain, Socket, Type};
 pub(crate) const CLIENT_CPU: usize = 0;
 pub(crate) const SERVER_CPU: usize = 1;
 
-/// The client's ports: more than the connections that it opens in the 60 s of `TIME_WAIT`.
+/// The client's ports: more than the connections that the client opens in the 60 s of `TIME_WAIT`.
 const PORTS: RangeInclusive<u16> = 10_000..=59_999;
 
 /// Pins a thread to a processor. On a machine with one processor, client and Pod share this processor.

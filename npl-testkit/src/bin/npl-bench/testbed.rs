@@ -24,7 +24,7 @@ use crate::baselines;
 use crate::cases::{Case, Mode, Workload};
 use crate::ours::{Manner, Ours};
 
-/// The first node port and the first Pod port. Mapping n leads from the nth node port to the nth Pod port.
+/// The first node port and the first Pod port. Mapping n translates the nth node port to the nth Pod port.
 pub(crate) const FIRST_NODE_PORT: u16 = 50_000;
 pub(crate) const FIRST_POD_PORT: u16 = 20_000;
 
@@ -134,8 +134,8 @@ impl Testbed {
         Ok(rate)
     }
 
-    /// Empties the kernel conntrack table, because the table has room for the flows of one sample only. Does nothing if
-    /// the case has a single established flow, whose entry is still needed.
+    /// Empties the kernel conntrack table, because the table has room for the flows of one sample only. Does nothing
+    /// without kernel conntrack, or if the case has a single established flow, whose entry is still needed.
     fn forget_flows(&self, case: Case) -> Result<()> {
         if !case.workload.is_one_flow() && case.mode.has_conntrack() {
             self.topology.node().forget_connections()?;
@@ -163,8 +163,8 @@ impl Testbed {
         self.meter.turn_to(flows)
     }
 
-    /// Returns a generator of a flood to this network's Pod through mappings of the flood's protocol. Adds these
-    /// mappings.
+    /// Adds mappings of the flood's protocol, and returns a generator that sends the flood through these mappings to
+    /// this network's Pod.
     pub(crate) fn flood(&mut self, workload: Workload, object: &Path) -> Result<Meter> {
         let ours = self.ours.as_mut().context("NPL is not on this Node")?;
         ours.add_mappings(Mappings { protocol: workload.segment().protocol(), ..self.mappings })?;
@@ -238,7 +238,7 @@ fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     let client = topology.client();
     let frame = meter::frame(workload.segment(), [&client.device, &client.uplink], [source, server], pod_port)?;
     let ports = [FIRST_POD_PORT, FIRST_POD_PORT + mode.mappings() - 1];
-    // Packets of a flood beside an established flow do not count.
+    // During a flood, only the packets of the established flow are counted.
     let counted = match (workload, source) {
         (Workload::Established, SocketAddr::V4(source)) => Some(source),
         _ => None,

@@ -10,7 +10,7 @@ use npl_testkit::netns;
 use crate::say;
 use crate::state::State;
 
-/// The offset of exit codes that report a signal, as in shells.
+/// The exit code for a process that a signal killed is this number plus the signal's number, as in shells.
 const SIGNALLED: i32 = 128;
 
 /// Shows the chosen cluster, or all clusters if none is chosen.

@@ -12,8 +12,8 @@ use npl_testkit::{poll, run};
 use crate::say;
 use crate::state::State;
 
-/// Time limit for an owner to remove its cluster, which takes seconds. After this time, the owner is killed together
-/// with its descendants.
+/// The time limit for an owner to remove its cluster, which usually takes seconds. After this time, the owner is killed
+/// together with its descendants.
 const GRACE: Duration = Duration::from_secs(40);
 
 /// The time limit for the kernel to end a killed owner.

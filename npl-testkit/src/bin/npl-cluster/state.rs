@@ -60,7 +60,7 @@ impl State {
         run::ids().iter().filter_map(read).collect()
     }
 
-    /// Returns the chosen cluster, or the only one.
+    /// Returns the chosen cluster, or the only running cluster if none is chosen.
     pub(crate) fn find(chosen: Option<&str>) -> Result<Self> {
         let all: Vec<Self> = Self::all().into_iter().map(|(state, _)| state).collect();
         let ids = all.iter().map(|state| state.id.as_str()).collect::<Vec<_>>().join(", ");

@@ -17,7 +17,7 @@ use crate::state::{Ready, State};
 /// The log file in the run's directory, which receives standard error once the cluster is up.
 pub(crate) const LOG: &str = "supervisor.log";
 
-/// Starts the cluster, prints its identifier to standard output, and keeps it until a signal arrives.
+/// Starts the cluster, prints its identifier to standard output, and keeps the cluster running until a signal arrives.
 pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     // In its own session, this process gets no signal from a Ctrl-C at the terminal. `up` gets the signal, and then
     // sends SIGTERM to this process.

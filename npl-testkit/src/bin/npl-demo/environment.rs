@@ -123,7 +123,6 @@ impl Environment {
         self.agent.options()
     }
 
-    /// The control plane.
     pub(crate) fn plane(&self) -> &ControlPlane {
         &self.plane
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::environment::{Environment, NAMESPACE, PODS, SERVICE, TCP_PORT, UDP_PORT};
 use crate::report::{Report, milliseconds};
 
-/// The time limit for an annotation, far above the usual milliseconds.
+/// The time limit for an annotation, which usually takes milliseconds.
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// The annotation entries of each Pod.

@@ -30,7 +30,8 @@ pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes
     let load = Load::start(env.client(), RATE, requests(env, &routes));
     load.wait_for_answers(ANSWERS, LIMIT)?;
     let abandoned = entry(&routes, OLD, Protocol::Tcp)?.address();
-    // Stop the requests to the old Pod before its deletion, because a load balancer sends none to a terminating Pod.
+    // Stop the requests to the old Pod before its deletion, because a load balancer sends no requests to a terminating
+    // Pod.
     routes.remove(OLD);
     load.replace(requests(env, &routes));
     env.remove_pod(OLD)?;

@@ -3,10 +3,10 @@
 
 use crate::figures::{Aim, Figure, Stage, figure};
 
-/// The goal for latencies and CPU times: a request through a mapping takes at most 5 % more than a request to the Pod's
-/// own address.
+/// The goal for latencies and CPU times: a request through a mapping takes at most 5 % more time than a request to the
+/// Pod's own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// The goal for latencies and CPU times: a request through a mapping takes at most as much as a request through a
+/// The goal for latencies and CPU times: a request through a mapping takes at most as much time as a request through a
 /// Service of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
 /// The goal for request rates: the rate through a mapping is at least 95 % of the rate to the Pod's own address.
@@ -59,11 +59,12 @@ pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "
 /// The figures with kube-proxy in nftables mode, and with NPL's `--forwarding offload`.
 pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");
 
-/// The time from a Pod object's creation to its address, when many Pods are started at the same time.
+/// The time from the creation of a Pod object until the Pod has an address, when many Pods are started at the same
+/// time.
 pub(super) static ADDRESS: Figure = figure("cluster/created-to-address", "ms", Stage::Crowd, &[]);
-/// The time from a Pod's address to its annotation.
+/// The time until a Pod that has an address is annotated.
 pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "ms", Stage::Crowd, &[]);
-/// The time from a Pod's annotation to its readiness.
+/// The time until a Pod that is annotated becomes ready.
 pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
 
 /// Returns all figures, in display order.

@@ -35,8 +35,8 @@ const CROWD_LABEL: &str = "app=crowd";
 /// The time limit of every wait.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The addresses that lead to the measured Pod: the Pod's own address, its mapping, and a `NodePort` of the Pod's Node
-/// and of another Node.
+/// The addresses at which clients reach the measured Pod: the Pod's own address, its mapping, and the node port of a
+/// Service of type `NodePort`, on the Pod's Node and on another Node.
 struct Targets {
     own: SocketAddr,
     mapping: SocketAddr,
@@ -44,7 +44,7 @@ struct Targets {
     other_node: SocketAddr,
 }
 
-/// Measures the figures, and runs only the stages that they need.
+/// Measures these figures. Stages that none of the figures needs are not run.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
     for (stage, mode, by_stack, by_offload) in [
@@ -75,7 +75,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     Ok(())
 }
 
-/// Starts a cluster with NPL's manifest, as a user would apply it, and the measured Pod.
+/// Starts a cluster, applies NPL's manifest as a user does, and creates the measured Pod.
 fn start(mode: KubeProxy) -> Result<RealCluster> {
     say(&format!("starting a cluster with kube-proxy in {mode} mode"));
     let options = Options { kube_proxy: mode, ..Options::beside_this_program()? };

@@ -35,7 +35,7 @@ const PODS: usize = 30;
 const CHANGES: usize = 20;
 /// The number of Nodes in the model.
 const NODES: f64 = 5_000.0;
-/// How long an agent may still send requests and receive events after it is ready, or after the last change.
+/// The time in which an agent sends its last requests and receives its last events after a start or a change.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// The flags that limit the Services that an agent reads.
@@ -63,12 +63,12 @@ struct Traffic {
     bytes: f64,
 }
 
-/// One round with one agent.
+/// The traffic of one agent in one round.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     /// The first start on the Node, with one write for each Pod.
     start: Traffic,
-    /// A restart with all Pods published, as by a rolling update of the DaemonSet.
+    /// A restart with all Pods published, as in a rolling update of the DaemonSet.
     restart: Traffic,
     /// One Pod that is deleted and created again.
     replaced: Traffic,
@@ -76,8 +76,8 @@ struct Measured {
     service: Traffic,
 }
 
-/// Measures with an API server that compresses lists and supports streaming lists, and then with one that does not
-/// compress and one that does not support streaming lists.
+/// Measures with three API servers: the first compresses lists and supports streaming lists, the second does not
+/// compress lists, and the third does not support streaming lists.
 pub(super) fn measure(effort: Effort, samples: &mut Samples) -> Result<()> {
     let compressed = with_api_server(&[], |scene| {
         for _round in 0..effort.rounds {
@@ -136,7 +136,8 @@ struct Scene<'a, 'b> {
     /// The proxy through which the agents reach the API server.
     proxy: &'a Proxy,
     pods: Vec<String>,
-    /// The number of samples of changed Services so far, so that each change differs from the previous one.
+    /// The number of samples of changed Services so far. Each change of a Service writes this number, so that it
+    /// differs from the previous change.
     changes: usize,
 }
 
@@ -159,7 +160,8 @@ impl Scene<'_, '_> {
         (0..effort.rounds).map(|_round| self.measure(Limit::Unlimited)).collect()
     }
 
-    /// Starts an agent on the Node without kernel state and annotations, measures, and removes the annotations again.
+    /// Starts an agent on the Node, which has no kernel state of NPL and no annotations, measures the agent's traffic,
+    /// and removes the annotations again.
     fn measure(&mut self, limit: Limit) -> Result<Measured> {
         say(&format!("counting requests and bytes of one agent: {limit:?}"));
         self.env.cluster.set_service_enabled(NAMESPACE, &app(0), true)?;
@@ -178,8 +180,7 @@ impl Scene<'_, '_> {
         Ok(Measured { start, restart, replaced: replaced.divided(CHANGES), service: service.divided(CHANGES) })
     }
 
-    /// Returns the result of `work`, and the traffic of the agent during `work` and the time in which the agent completes
-    /// its other work.
+    /// Returns the result of `work`, and the traffic of the agent during `work` and for [`SETTLES`] afterwards.
     fn traffic_of<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<(T, Traffic)> {
         let requests = Requests::counted(self.env.cluster.client())?;
         let bytes = self.proxy.bytes_from_server();
@@ -196,7 +197,7 @@ impl Scene<'_, '_> {
         for pod in self.pods.iter().take(CHANGES) {
             self.env.cluster.delete_pod(NAMESPACE, pod)?;
             self.env.create_pods(std::slice::from_ref(pod), NODE, &app(0))?;
-            // The event of the deletion still has the annotation; the event of the new Pod has none.
+            // The Pod in the deletion event still has the annotation; the new Pod has none.
             self.env.annotations.wait_for(pod, LIMIT, |value| value.is_none())?;
             let pod = std::slice::from_ref(pod);
             self.env.run_pods(pod)?;

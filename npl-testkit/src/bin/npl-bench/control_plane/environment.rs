@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A control plane with many objects, and agents that start without kernel state. The bench runs in
-//! the Node's network namespace, so that no further thread has to enter this namespace for a request to the API server.
+//! A control plane with many objects, and agents that start without kernel state. The bench runs in the Node's network
+//! namespace, so that requests to the API server need no additional thread that enters this namespace.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -33,11 +33,11 @@ pub(crate) const POD_PORT: u16 = 8080;
 pub(crate) const LIMIT: Duration = Duration::from_mins(2);
 /// The duration of watches, longer than any run.
 const WATCH_LIMIT: Duration = Duration::from_hours(1);
-/// The number of connections for creating objects.
+/// The number of threads that create objects.
 const MAKERS: usize = 8;
 /// The port range, large enough for all mappings of a round and for released ports in quarantine.
 const PORT_RANGE: &str = "20000-29999";
-/// The address of the first Pod. No host or process has the address of a Pod.
+/// The address of the first Pod. No network device has a Pod's address, because the Pods are only API objects.
 const FIRST_POD_IP: u32 = u32::from_be_bytes([10, 64, 0, 1]);
 
 /// The cluster, with clients for threads that run in the Node's network namespace.
@@ -52,7 +52,8 @@ pub(crate) struct Environment<'a> {
     next_ip: AtomicU32,
 }
 
-/// An agent and the BPF file system with its pins. Fields are dropped in declaration order, so the agent ends first.
+/// An agent, and the BPF file system with the agent's pins. Fields are dropped in declaration order, so the agent ends
+/// first.
 #[derive(Debug)]
 pub(crate) struct Agents {
     pub(crate) agent: Agent,
@@ -178,8 +179,8 @@ pub(crate) fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> 
     share_out(&[(); MAKERS], items, |(), item| work(item))
 }
 
-/// Distributes items over workers until none is left. A worker ends at its first error. The first error of all workers
-/// is returned.
+/// Distributes items over workers until no item is left. A worker ends at its first error. The first error of all
+/// workers is returned.
 pub(crate) fn share_out<W: Sync, T: Sync>(
     workers: &[W],
     items: &[T],

@@ -16,7 +16,7 @@ use super::{recovery, usage};
 use crate::Effort;
 use crate::figures::{Figure, Samples, say};
 
-/// The names of the Services. The name of a Pod is the name of the Pod's Service and a number.
+/// The names of the Services. The name of a Pod starts with the name of the Pod's Service.
 const SINGLE: &str = "single";
 const FEW: &str = "few";
 pub(crate) const CROWD: &str = "crowd";
@@ -34,7 +34,7 @@ struct Pods {
     plain: Plain,
 }
 
-/// Measures all rounds.
+/// Creates the Pods and Services, and measures all rounds.
 pub(crate) fn measure(env: &mut Environment<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
     Requests::count_from_now_on(env.cluster.client())?;
     let few = numbered(FEW, FEW_PODS);
@@ -135,7 +135,7 @@ impl Round<'_, '_> {
     }
 
     /// Measures a figure between two measurements of the same patches without the agent, and compares the figure with
-    /// the mean of both. A gradual change of the machine's speed thus affects both sides equally.
+    /// the mean of these two. A gradual change of the machine's speed thus affects the figure and the mean equally.
     fn beside(
         &mut self,
         figure: &Figure,

@@ -2,8 +2,8 @@
 //! Measures the agent's control plane with a real API server: the time until Pods are annotated, and the agent's CPU
 //! time, memory and requests.
 //!
-//! Pods are objects without processes, and the bench writes their status as a kubelet would. Figures that depend on the
-//! API server's own speed are compared with the same requests of a plain client in the same round.
+//! Pods are only API objects without processes, and the bench writes their status as a kubelet would. Figures that
+//! depend on the API server's own speed are compared with the same requests of a plain client in the same round.
 
 mod api_load;
 mod environment;
@@ -25,7 +25,7 @@ pub(crate) use self::figures::FIGURES;
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
-/// Measures the figures, and runs only the stages that they need.
+/// Measures these figures. Stages that none of the figures needs are not run.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let run = Run::start()?;
     let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);

@@ -32,7 +32,7 @@ impl Plain {
         Ok(Self { pods, clients: clients?, written: 0 })
     }
 
-    /// Returns the time in milliseconds from sending one patch to its event on the watch.
+    /// Returns the time in milliseconds from sending a patch until the watch delivers the event of this patch.
     pub(crate) fn one(&mut self, env: &Environment<'_>, number: usize) -> Result<f64> {
         let value = self.new_value();
         let pod = self.pods.get(number % self.pods.len()).ok_or_else(|| anyhow!("no Pods to patch"))?;
@@ -43,15 +43,15 @@ impl Plain {
         Ok(seen.at.duration_since(began).as_secs_f64() * 1e3)
     }
 
-    /// Returns the time in seconds for one patch of each of the first `count` Pods, until the watch has delivered the
-    /// last event.
+    /// Patches each of the first `count` Pods once. Returns the time in seconds until the watch has delivered the last
+    /// event.
     pub(crate) fn all(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])
     }
 
-    /// Returns the time as in [`Self::all`], for the two patches of a withdrawal: an empty list, then the removal of
-    /// the annotation.
+    /// Patches the Pods as [`Self::all`] does, with the two patches of a withdrawal: one writes an empty list, and the
+    /// other removes the annotation. Returns the time as [`Self::all`] does.
     pub(crate) fn all_withdrawn(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
         self.timed(env, count, &[Some(&value)])?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures an agent in a cluster with many Services, few of which select Pods of its Node.
+//! Measures an agent in a cluster with many Services, few of which select Pods of the agent's Node.
 
 use std::time::Duration;
 

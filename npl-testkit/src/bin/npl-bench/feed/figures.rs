@@ -18,7 +18,7 @@ const BY_POLL: &[Aim] = &[Most(5_000.0)];
 
 /// The time from an annotation to the response to a long poll: the delay of the feed without a load balancer.
 pub(super) const LONG_POLL: Figure = figure("feed/http-long-poll", "ms", Feed, &[]).beside(PATCH_AND_EVENT);
-/// The memory of a feed with 10 000 members, and its processor time while nothing changes.
+/// The memory of a feed with 10 000 members.
 pub(super) const RESIDENT: Figure = figure("feed/resident-10000-members", "MiB", Feed, &[Most(40.0)]);
 pub(super) const STEADY_CPU: Figure = figure("feed/steady-cpu-10000-members", "% of a core", Feed, &[Most(1.0)]);
 /// [`XDS_ENVOY`] without the time of the API server: the time from the event on a plain watch to the first request.

@@ -3,8 +3,8 @@
 //! and the feed's memory and processor time with many members.
 //!
 //! API server, feed and load balancers are real, and run in one network namespace without NPL's kernel programs. Pods
-//! are objects; echo servers at their node ports answer in their place. The bench writes the annotations as an agent
-//! would.
+//! are only API objects; echo servers at the Pods' node ports answer instead. The bench writes the annotations as an
+//! agent would.
 
 mod figures;
 mod scene;
@@ -85,7 +85,7 @@ fn long_poll(scene: &mut Scene<'_>) -> Result<Lag> {
             ensure!(body.version != version, "the long poll ended without a change");
             Ok(Instant::now())
         });
-        // The feed must have the request before the annotation changes.
+        // The feed must have received the request before the annotation changes.
         thread::sleep(INTERVAL / 20);
         let began = scene.annotate(&pod)?;
         anyhow::Ok((began, process::joined(polling)?))
@@ -106,8 +106,9 @@ fn lags(scene: &mut Scene<'_>, balancer: &LoadBalancer, receives: Receives, effo
         ensure!(!interrupt::is_requested(), "interrupted");
         if receives == Receives::Asked {
             // At its end, `lag` deletes the Pod and waits until the load balancer no longer uses the Pod, so `lag`
-            // returns shortly after a query of the feed. The pauses distribute the writes of annotations over the query
-            // interval; without the pauses, every annotation would be written just after a query.
+            // returns shortly after the load balancer has queried the feed. The pauses distribute the writes of
+            // annotations over the query interval; without the pauses, every annotation would be written just after a
+            // query.
             thread::sleep(INTERVAL * number / u32::try_from(count)?);
         }
         lags.push(lag(scene).with_context(|| process.log_tail(10))?);

@@ -77,7 +77,7 @@ pub(super) fn namespace(run: &Run) -> Result<Netns> {
 
 impl<'a> Scene<'a> {
     /// Creates the Node and the Service, and starts the feed. Also returns a Pod, which must exist until the
-    /// measurement ends. The caller must be inside of the namespace.
+    /// measurement ends. The calling thread must be in the network namespace `netns`.
     pub(super) fn start(run: &'a Run, netns: &'a Netns, plane: &ControlPlane) -> Result<(Self, Pod)> {
         let cluster = Cluster::new(plane)?.from_inside();
         cluster.create_node(NODE, &[NODES[0].into()])?;
@@ -131,7 +131,6 @@ impl<'a> Scene<'a> {
         Ok(self.annotations.wait_for(&pod.name, LIMIT, |value| value.is_some())?.at)
     }
 
-    /// Deletes a Pod.
     pub(super) fn delete(&self, pod: &Pod) -> Result<()> {
         self.cluster.delete_pod(NAMESPACE, &pod.name)
     }

@@ -24,7 +24,7 @@ const SERVICES: u16 = 100;
 /// The time that the feed gets to complete its work after it has listed all members.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Creates the members, and measures a feed that starts with them, round by round.
+/// Creates the members, and measures a feed that starts with these members, round by round.
 pub(super) fn measure(scene: &mut Scene<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
     say(&format!("measuring a feed with {MEMBERS} members"));
     create(scene)?;

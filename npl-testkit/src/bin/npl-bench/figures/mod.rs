@@ -18,13 +18,14 @@ pub(crate) enum Stage {
     Services,
     /// Many Nodes with one API server.
     Fleet,
-    /// The requests of one agent and the bytes that it reads from the API server, in a cluster with many Services.
+    /// The requests of one agent and the bytes that the agent reads from the API server, in a cluster with many
+    /// Services.
     ApiLoad,
     /// Writing the datapath's maps.
     Kernel,
     /// The kernel programs in isolation.
     Program,
-    /// An established flow beside floods.
+    /// An established flow during floods.
     Flood,
     /// TCP connections through a Node.
     Sockets,
@@ -38,7 +39,7 @@ pub(crate) enum Stage {
     Feed,
 }
 
-/// One row of the table.
+/// A measured quantity, which is one row of the table of results.
 #[derive(Debug)]
 pub(crate) struct Figure {
     /// The name in results and for `--only`.

@@ -35,7 +35,7 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// Connects from the client's namespace to `server`, an address that leads to the Pod's listener.
+    /// Connects from the client's namespace to `server`, an address at which clients reach the Pod's listener.
     pub(super) fn open(from: &Netns, server: SocketAddr, listener: &TcpListener) -> Result<Self> {
         let client = from.run(|| tcp::connect(server))?.with_context(|| format!("connect to {server}"))?;
         let (pod, peer) = listener.accept().context("accept a connection")?;

@@ -62,8 +62,8 @@ struct Bed {
 impl Bed {
     fn new(run: &Run, number: usize, mode: &'static ModeFigures) -> Result<Self> {
         let mut topology = Topology::new(run, &format!("tcp{number}"), Options::default())?;
-        // Connections are idle between turns. Without this setting, they would then continue with a small congestion
-        // window.
+        // Connections are idle between turns. Without this setting, an idle connection would continue with a small
+        // congestion window.
         topology.client().netns.sysctl("net/ipv4/tcp_slow_start_after_idle", "0")?;
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
@@ -83,8 +83,8 @@ impl Bed {
         Ok(conversations)
     }
 
-    /// Measures one round. Each round has new connections, because a connection keeps its individual speed for its
-    /// lifetime.
+    /// Measures one round. Each round opens new connections, because some connections are faster than others for their
+    /// whole lifetime.
     fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
         let to_pod = || self.open((self.pod_ip, FIRST_POD_PORT).into(), effort);
         let mapping = self.open((self.topology.node_addresses().v4, FIRST_NODE_PORT).into(), effort)?;

@@ -31,10 +31,10 @@ const COUNT: u8 = 100;
 /// The number of Services, each with one Pod on every Node.
 const SERVICES: u8 = 5;
 /// The number of agents that start for the first time concurrently. The number is small, because the kernel verifies
-/// the programs of each agent.
+/// the programs of each agent, which takes processor time.
 const FIRST_STARTS: usize = 3;
-/// The time after a restart for which the bench counts writes. If an agent makes unnecessary writes, the agent makes
-/// them within this time.
+/// The time after a restart for which the bench counts writes. An agent that made unnecessary writes would make them
+/// within this time.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
 /// A hundred Nodes and their cluster. The client in `cluster` is for threads in the API server's network namespace.
@@ -46,7 +46,7 @@ struct Fleet<'a> {
     kubeconfig: PathBuf,
 }
 
-/// Measures restarts, round by round.
+/// Measures concurrent restarts of all agents, round by round.
 pub(super) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Result<()> {
     say(&format!("starting a control plane and {COUNT} Nodes"));
     let lan = build_lan(run)?;
