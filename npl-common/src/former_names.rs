@@ -10,9 +10,9 @@ use crate::names::{
     MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE,
 };
 
-/// Maps whose keys and values have the same layout in ABI 1: today's name, and the name in ABI 1. In the flow tables of
-/// ABI 1, the bytes of [`crate::flow::FlowState::pod_acknowledgement`] contain an interface index, so the agent does
-/// not copy this field.
+/// Maps whose keys and values have the same layout in ABI 1 as in this ABI: today's name, and the name in ABI 1. In the
+/// flow tables of ABI 1, the bytes of [`crate::flow::FlowState::pod_acknowledgement`] contain an interface index, so
+/// the agent does not copy this field.
 pub const ABI_1: [(&str, &str); 8] = [
     (MAP_MAPPING_V4, "npl_map_v4"),
     (MAP_MAPPING_V6, "npl_map_v6"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Contains the start of the fast path, which is common to requests and replies. The fast path translates unfragmented
-//! TCP and UDP packets without IPv4 options or IPv6 extension headers.
+//! Contains the first steps of the fast path, which are the same for requests and replies. The fast path translates
+//! unfragmented TCP and UDP packets without IPv4 options or IPv6 extension headers.
 
 use aya_ebpf::programs::TcContext;
 
