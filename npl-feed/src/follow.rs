@@ -79,7 +79,8 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
     status.record_snapshot(snapshot.groups().count(), snapshot.groups().map(|group| group.members.len()).sum());
     publisher.send_replace(Some(Arc::new(snapshot)));
     if is_first {
-        // Decoding the lists of a large cluster leaves much free memory in the heap, which is returned to the kernel.
+        // Decoding the lists of a large cluster leaves much free memory in the heap. The feed returns this memory to
+        // the kernel.
         memory::give_back();
     }
 }

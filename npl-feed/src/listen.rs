@@ -103,7 +103,7 @@ const fn most_streams(interface: Interface) -> u32 {
     }
 }
 
-/// Opens a listening socket, whose connections have small buffers.
+/// Opens a listening socket whose connections have kernel buffers of a limited size.
 fn open_socket(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;

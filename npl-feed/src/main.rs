@@ -24,8 +24,8 @@ const USAGE: u8 = 2;
 /// feed assumes this value if the limit cannot be read or raised.
 const SOFT_LIMIT: u64 = 1024;
 
-/// The default log filter. The filter hides the log lines of kube, which would log every failed request, although the
-/// watches log failed requests already.
+/// The default log filter. The filter hides the log lines of the crate `kube_client`, which logs every failed request,
+/// because the watches already log failed requests.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off";
 
 fn report(error: &anyhow::Error) {

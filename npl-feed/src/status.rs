@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The feed's own metrics, and the state of its watches for `/readyz`.
+//! Keeps the feed's own metrics, and the state of the feed's watches for `/readyz`.
 
 use std::{
     collections::BTreeMap,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The known objects of the cluster, and the member groups of its Services. After a change, only the groups of affected
-//! Services are recomputed.
+//! Keeps the known objects of the cluster, and the member groups of its Services. After a change, only the groups of
+//! affected Services are recomputed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

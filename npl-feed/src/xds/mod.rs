@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The xDS v3 server: aggregated discovery (ADS), state of the world and delta.
+//! Serves xDS v3 by the aggregated discovery service (ADS), in both variants: state of the world and delta.
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
 //! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a

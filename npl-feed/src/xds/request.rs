@@ -78,8 +78,8 @@ pub(super) fn decode<T: Message + Name + Default>(bytes: &[u8]) -> Result<T, ton
 }
 
 /// Counts the fields of a message without decoding their content. A decoded name takes at least 24 bytes of memory in
-/// addition to its text, so a request with many short names would take several times its size. [`MOST_FIELDS`] limits
-/// this.
+/// addition to its text, so a request with many short names would take several times its size. [`MOST_FIELDS`] bounds
+/// this memory.
 fn count_fields(mut bytes: &[u8]) -> Result<usize, DecodeError> {
     let mut count = 0;
     while !bytes.is_empty() {

@@ -61,7 +61,7 @@ struct Handled<R> {
 }
 
 impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
-    /// Handles a request of the complete message type, as it arrives from a client.
+    /// Handles a request that has the protocol's complete message type, as a client sends it.
     fn on_request(&mut self, request: &impl prost::Message, snapshot: &Snapshot) -> Handled<R> {
         let Subscribed { kind, event, due } = self.session.subscribe(&received(request));
         self.last = snapshot.clone();
