@@ -119,7 +119,7 @@ map_type! {
 /// cache. `epoch` is [`Config::epoch`], and `jiffies` is the low 32 bits of the kernel's `jiffies`.
 ///
 /// The cached reply expires when `jiffies` reaches the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. For the flow's
-/// next reply after this time, the program looks up the flow table's entry and refreshes it.
+/// next reply after this time, the program looks up the flow's entry in the flow table and refreshes the entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {

@@ -160,8 +160,8 @@ map_type! {
     pub struct Endpoint: 8, align 4 {
         /// The Pod's generation, as in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,
-        /// Index of the element in `npl_cnt_mapping` that counts the endpoint's replies: the element of one of its
-        /// mappings.
+        /// Index of the element in `npl_cnt_mapping` that counts the endpoint's replies: the element of one of the
+        /// endpoint's mappings.
         pub stats_index: u32,
     }
 }

@@ -40,8 +40,8 @@ reasons! {
     EarlyFragment = 1, "early_fragment";
     /// The packet ends before its transport header is complete; the packet is passed to the host unchanged.
     Truncated = 2, "truncated";
-    /// The packet comes from a mapped Pod port but has no conntrack entry, for example because it belongs to a direct
-    /// connection; the packet is passed unchanged.
+    /// The packet comes from a mapped Pod port but has no conntrack entry, for example because the packet belongs to a
+    /// direct connection (from the client to the Pod's address); the packet is passed unchanged.
     UntrackedReply = 3, "untracked_reply";
     /// Two connections have the same client and Pod endpoints: the client uses two NAT addresses (node address and node
     /// port), or a NAT address and the Pod's own address. UDP replies follow the newer connection; TCP and SCTP replies

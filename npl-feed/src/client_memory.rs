@@ -143,8 +143,9 @@ impl Table {
     /// Returns the cost and the reservations of each connection, in the order in which connections are closed. The cost
     /// of a reservation is the product of the bytes that no other reservation shares and the square of the time since
     /// the reservation. The cost of a connection is the sum over its reservations. The connection with the largest cost
-    /// is first. Clients that do not read large answers therefore lose their connections before clients that read soon
-    /// or have small answers. Of connections with the same cost, the connection with the oldest reservation is first.
+    /// is first. Clients that do not read large answers therefore lose their connections before clients that read their
+    /// answers soon or have small answers. Of connections with the same cost, the connection with the oldest
+    /// reservation is first.
     fn ranking(&self) -> Vec<(u128, Vec<u64>)> {
         let now = Instant::now();
         let mut by_connection: HashMap<u64, (u128, Vec<u64>)> = HashMap::new();

@@ -213,7 +213,8 @@ impl Listener {
         self.shared.memory.connect(self.interface, Arc::clone(&self.shared.status))
     }
 
-    /// Serves a connection until the client closes it, or until its memory is needed for other clients.
+    /// Serves a connection until the client closes the connection, or until the feed needs the connection's memory for
+    /// other clients.
     fn connection(
         &self,
         stream: TcpStream,

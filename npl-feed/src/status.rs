@@ -79,7 +79,7 @@ pub enum ClientRefusal {
     Allow,
     /// The interface has its maximum number of connections.
     Connections,
-    /// The maximum number of long polls wait, so a further long poll was answered at once.
+    /// The maximum number of long polls are waiting, so a further long poll was answered immediately.
     Requests,
     /// Too many xDS streams are open.
     Streams,

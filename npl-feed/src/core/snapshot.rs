@@ -71,7 +71,7 @@ pub enum Condition {
     /// The Pod is not ready: load balancers should send no requests to the member.
     NotReady,
     /// The Pod is being deleted, or the annotation entry was withdrawn. The member answers requests in progress; load
-    /// balancers should send it no new requests.
+    /// balancers should send the member no new requests.
     Draining,
 }
 

@@ -23,7 +23,7 @@ use crate::{
 /// The maximum size of a query in bytes. A query with one question and EDNS0 options is much shorter.
 const LONGEST_QUERY: u16 = 4096;
 /// The time limit from one answer, or from the start of the connection, until the client has sent its next query and
-/// the answer to it is in the send buffer. A connection that exceeds the limit is closed.
+/// the answer to this query is in the send buffer. A connection that exceeds the limit is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 
 /// Accepts connections until the future is dropped. If a new connection exceeds `limit`, the feed closes the oldest

@@ -444,7 +444,7 @@ async fn other_operations_classes_and_versions_are_refused() {
         [(update, ResponseCode::NotImp), (chaos, ResponseCode::Refused), (newer, ResponseCode::BADVERS)]
     {
         let answer = Message::from_vec(&by_udp(address, &message.to_vec().unwrap()).await).unwrap();
-        // The test compares numbers, because BADVERS and BADSIG have the same number, and hickory decodes it as BADSIG.
+        // The test compares numbers, because BADVERS and BADSIG have the same number, which hickory decodes as BADSIG.
         assert_eq!(u16::from(answer.metadata.response_code), u16::from(code));
         assert!(answer.answers.is_empty());
     }

@@ -115,7 +115,8 @@ impl Zone {
             let Ok(target) = names::of_member(member.address, member.port, &self.name) else { continue };
             let data = RData::SRV(SRV::new(0, member.weight, member.port, target.clone()));
             let srv = record(name.clone(), data);
-            // hickory writes each owner in full before it replaces the owner by a pointer.
+            // hickory writes each owner in full before it replaces the owner by a compression pointer, so the full
+            // owner must also fit.
             let rest = free.checked_sub(size(&srv, answer.answers.len())).filter(|_| free >= size_of_name(name));
             let Some(rest) = rest else {
                 return Answer { is_truncated: true, ..Answer::failed(ResponseCode::NoError) };

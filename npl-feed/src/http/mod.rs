@@ -206,7 +206,7 @@ async fn metrics(State(context): State<Context>) -> Response {
 }
 
 /// Answers the readiness probe. The feed is ready once it has a snapshot. While the API server is unreachable, the feed
-/// stays ready, because its members are probably still correct; the answer's text names the interrupted watches.
+/// stays ready, because the known members are probably still correct; the answer's text names the interrupted watches.
 async fn readyz(State(context): State<Context>) -> Response {
     let outage = context.status.outage();
     if context.published.borrow().is_none() {

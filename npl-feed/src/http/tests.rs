@@ -150,7 +150,7 @@ fn expect_valid(description: &Value, schema: &Value, value: &Value, request: &st
     assert!(valid.is_ok(), "{request}: {value}: {valid:?}");
 }
 
-/// The headers that need no description: HTTP itself defines them for all answers.
+/// The headers that need no description, because HTTP itself defines these headers for all answers.
 const GENERAL_HEADERS: [&str; 3] = ["content-type", "content-length", "www-authenticate"];
 
 /// Checks the headers and the body of an answer against `response`, a part of the `OpenAPI` description. The answer has
@@ -206,7 +206,7 @@ async fn head_has_the_headers_of_get_and_no_body() {
         assert!(item["head"].is_object(), "{path}");
         let head = scene.send(Request::head(existing(path)).body(Body::empty()).unwrap()).await;
         let get = scene.get(&existing(path)).await;
-        // The metrics count the answers, so their length may differ.
+        // The metrics count the answers, so the two answers with metrics may have different lengths.
         let mut headers = [head.headers().clone(), get.headers().clone()];
         if path == "/metrics" {
             for headers in &mut headers {

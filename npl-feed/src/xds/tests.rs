@@ -687,8 +687,8 @@ pub(super) fn url() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Malformed requests in any sequence cause no panic, and each causes at most one response. After the malformed
-    /// requests, the session still pushes the current members of its subscribed names.
+    /// Malformed requests in any sequence cause no panic, and each request causes at most one response. After the
+    /// malformed requests, the session still pushes the current members of its subscribed names.
     #[test]
     fn malformed_requests_cause_no_panic(
         requests in prop::collection::vec(
