@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The names that maps had in earlier builds. If an upgrade changes the ABI version, the agent copies entries of the
-//! earlier version's maps. Within one ABI version, the maps keep their entries, and the agent only renames the pins.
+//! Lists the names that maps had in earlier builds. If an upgrade changes the ABI version, the agent copies entries of
+//! the earlier version's maps. Within one ABI version, the maps keep their entries, and the agent only renames the
+//! pins.
 
 use crate::names::{
     MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_FRAGMENT_BUFFER, MAP_LOOKUP_CACHE_V4,

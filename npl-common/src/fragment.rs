@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports. The programs therefore record how they
-//! translated the first fragment, and translate the later fragments of the datagram according to this record.
+//! Defines the records of fragment tracking. Only the first fragment of a datagram has ports. The programs therefore
+//! record how they translated the first fragment, and translate the later fragments of the datagram according to this
+//! record.
 //!
 //! A record is one 64-bit word in a slot of an array, as in [`crate::half_open`]: a flood of fragments overwrites
 //! records, but allocates no memory.

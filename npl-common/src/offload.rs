@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! This module decides which packets bypass the host's stack with `--forwarding offload`.
+//! Decides which packets bypass the host's stack with `--forwarding offload`.
 //!
 //! A stack observation proves that the stack has forwarded a packet of one direction of a flow. For
 //! [`INTERVAL_JIFFIES`] after an observation, packets of this direction bypass the stack. After the interval, the stack

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The reasons under which the programs count packets. Most counted packets are dropped or passed unchanged, although
-//! they may be requests, replies or ICMP errors of a mapping. The other counted packets are translated, although they
-//! belong to a tuple conflict, or although the kernel has rejected their conntrack entry.
+//! Defines the reasons under which the programs count packets. Most counted packets are dropped or passed unchanged,
+//! although they may be requests, replies or ICMP errors of a mapping. The other counted packets are translated,
+//! although they belong to a tuple conflict, or although the kernel has rejected their conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {

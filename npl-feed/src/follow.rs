@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The main loop of the feed: applies changes of the cluster, and publishes a snapshot if the snapshot's content has
-//! changed.
+//! Runs the main loop of the feed, which applies changes of the cluster, and publishes a snapshot if the snapshot's
+//! content has changed.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The kernel programs of `npl-bench`: an XDP program generates packets, and a TC program counts the packets that
-//! arrive at the Pod's device.
+//! Contains the kernel programs of `npl-bench`: an XDP program generates packets, and a TC program counts the packets
+//! that arrive at the Pod's device.
 //!
 //! Sending a packet from a socket in user space takes more CPU time than the whole measured path. `BPF_PROG_TEST_RUN`
 //! with live frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With

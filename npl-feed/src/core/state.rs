@@ -74,7 +74,8 @@ impl State {
         }
     }
 
-    /// Returns whether Pods, Services and Nodes have been listed. Until all are listed, a snapshot would lack members.
+    /// Returns whether Pods, Services and Nodes have been listed. Until all three kinds of objects are listed, a
+    /// snapshot would lack members.
     pub const fn is_complete(&self) -> bool {
         matches!(self.listed, (true, true, true))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! DNS by TCP. hickory's own TCP server limits neither the number of connections, nor the memory that a client reserves
-//! by announcing a long query.
+//! Serves DNS by TCP, in place of hickory's own TCP server, which limits neither the number of connections, nor the
+//! memory that a client reserves by announcing a long query.
 
 use std::{io, net::SocketAddr, time::Duration};
 

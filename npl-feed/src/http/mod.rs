@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP interface: members as JSON, and in the formats of Consul, Traefik and Prometheus.
+//! Serves the HTTP interface: members as JSON, and in the formats of Consul, Traefik and Prometheus.
 
 mod consul;
 mod members;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The delta variant of xDS: a request subscribes to names or unsubscribes from names, and a response contains only
-//! changed resources.
+//! Implements the delta variant of xDS: a request subscribes to names or unsubscribes from names, and a response
+//! contains only changed resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 

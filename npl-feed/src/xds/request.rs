@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The requests of xDS clients: only the fields that the feed uses. The decoder skips all other fields, above all the
-//! description of the client's node, so that these fields take no memory.
+//! Defines the requests of xDS clients, with only the fields that the feed uses. The decoder skips all other fields,
+//! above all the description of the client's node, so that the skipped fields take no memory.
 
 use std::collections::HashMap;
 

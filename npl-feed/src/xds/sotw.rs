@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state-of-the-world variant of xDS. A request names all subscribed resources of one type. Clients remove clusters
-//! and listeners that a response lacks, so a response with clusters or listeners contains all subscribed ones. After a
-//! new snapshot, a response with endpoints or routes contains only changed ones.
+//! Implements the state-of-the-world variant of xDS. A request names all subscribed resources of one type. Clients
+//! remove clusters and listeners that a response lacks, so a response with clusters or listeners contains all
+//! subscribed ones. After a new snapshot, a response with endpoints or routes contains only changed ones.
 
 use std::{collections::BTreeMap, mem};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Property tests: the members of Service ports after any sequence of changes.
+//! Tests properties that the members of Service ports have after any sequence of changes.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
