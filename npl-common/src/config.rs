@@ -9,8 +9,8 @@ map_type! {
         /// restarted agent keeps the seed.
         pub seed: u64,
         /// The Node's primary IPv4 address, network order; all zero if unset. Programs recognize this address without a
-        /// further map look-up. This address and `primary_v4_index` are in one aligned word, which is written and read
-        /// atomically.
+        /// look-up in another map. This address and `primary_v4_index` are in one aligned word, which is written and
+        /// read atomically.
         pub primary_v4: [u8; 4],
         /// Index of `primary_v4` in the map `npl_idx2addr_v4`.
         pub primary_v4_index: u32,
@@ -34,11 +34,11 @@ map_type! {
     }
 }
 
-/// Flag: the map `npl_pre_tc_devs` contains at least one device. A device is in this map if it runs the XDP program or,
-/// before Linux 6.6, while the agent moves NPL's filter ahead of all other filters of the device. During the move, NPL
-/// has a temporary second filter on the device. A request that the XDP program or the second filter has translated
-/// arrives at the TC program with the Pod's address as destination. On the devices in the map, the TC program therefore
-/// does not treat a datagram to a Pod as a packet of a direct connection.
+/// Flag: the map `npl_pre_tc_devs` contains at least one device. A device is in this map if it has the XDP program or,
+/// before Linux 6.6, NPL's temporary second filter, which exists while the agent moves NPL's filter ahead of all other
+/// filters of the device. A request that the XDP program or the second filter has translated arrives at the TC program
+/// with the Pod's address as destination. On the devices in the map, the TC program therefore does not treat a datagram
+/// to a Pod as a packet of a direct connection.
 pub const FLAG_XDP: u32 = 1;
 
 /// Flag: of the local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node

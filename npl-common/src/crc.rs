@@ -34,8 +34,8 @@ const HIGH_POWERS: u32 = 512;
 /// Number of elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
 
-/// Precomputed remainders and powers of `x`, for [`times_element`]. The agent writes the table to the map `npl_crc`,
-/// which the kernel programs read.
+/// Precomputed remainders and powers of `x`, from which [`times_element`] computes products. The agent writes the table
+/// to the map `npl_crc`, which the kernel programs read.
 pub static TABLE: [u32; ELEMENTS] = table();
 
 /// Returns the checksum of an SCTP packet of `length` bytes after a change of its ports. Checksums and ports are words
@@ -56,7 +56,7 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
     clippy::inline_always,
     reason = "the kernel programs call this function only in a function that is not inlined"
 )]
-#[expect(clippy::cast_possible_truncation, reason = "the code takes each half of the product")]
+#[expect(clippy::cast_possible_truncation, reason = "each cast takes one half of the product")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> u32) -> u32 {
     // The product has 63 bits, and its lowest bit is the coefficient of `x^62`. After the shift, the low half of the
     // word contains the coefficients of `x^63` to `x^32`, which the loop reduces modulo the CRC polynomial.
@@ -178,8 +178,8 @@ mod tests {
         assert_eq!(full(&[0; 32]), 0x8a91_36aa);
     }
 
-    /// Tests the longest packet of either IP family, and lengths just below and above a change of the length's high
-    /// byte.
+    /// Tests the SCTP header alone (12 bytes), common MTUs, the longest IP packet, and lengths just below and above a
+    /// change of the length's high byte.
     #[test]
     fn the_longest_packet_and_lengths_around_each_high_byte_have_the_right_crc() {
         for length in [12, 13, 255, 256, 257, 511, 512, 1500, 4095, 4096, 9000, 32_767, 32_768, 65_535] {

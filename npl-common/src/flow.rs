@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow tables contain the conntrack entries of established flows, which reverse NAT of replies needs. The
+//! The flow tables contain the conntrack entries of established flows. Reverse NAT of replies needs these entries. The
 //! translation of requests needs no entry, because the mapping alone determines the destination of a request.
 //!
-//! TCP, UDP and SCTP have a table each, so that a flood of one protocol evicts no entries of the others. A sender of
-//! forged UDP datagrams can establish flows if the Pod answers, but these flows cannot evict the entries of TCP
-//! connections.
+//! TCP, UDP and SCTP have separate tables, so that a flood of one protocol evicts no entries of the other protocols. A
+//! sender of forged UDP datagrams can establish flows if the Pod answers, but these flows cannot evict the entries of
+//! TCP connections.
 
 use crate::hash;
 
@@ -27,9 +27,10 @@ pub const fn sctp_flows(flows: u32) -> u32 {
     flows / 16
 }
 
-/// Interval in jiffies after which a packet refreshes the time of its flow table entry, and after which a
-/// [`crate::lookup_cache::CachedReply`] expires. Without the interval, every packet would write the time, and thereby
-/// move the entry's cache line to another processor. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// Interval in jiffies after which a packet refreshes the time of its flow table entry. A
+/// [`crate::lookup_cache::CachedReply`] is valid for at most this interval. Without the interval, every packet would
+/// write the time, and thereby move the entry's cache line to another processor. 256 jiffies are 0.25 s (HZ=1000) to
+/// 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags, in the byte at offset 13 of the TCP header (RFC 9293). SCTP chunks are recorded as the TCP flags with the
@@ -41,7 +42,7 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// RST: the sender aborts the connection.
     pub const RST: u8 = 0x04;
-    /// ACK: the acknowledgement number is valid. Only the first SYN of a connection and some RSTs lack this flag.
+    /// ACK: the acknowledgement number is valid. Only the SYN that opens a connection and some RSTs lack this flag.
     pub const ACK: u8 = 0x10;
     /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
@@ -91,11 +92,11 @@ map_type! {
         pub generation: u32,
         /// Low 32 bits of the kernel's `jiffies` at the time `last_seen_ns`.
         pub refreshed: u32,
-        /// For TCP, the Pod's acknowledgement number at the last refresh, host order. Before the first refresh, the
-        /// field contains the sequence number of the client's segment that established the flow. A client's FIN or RST
-        /// counts only if its sequence number is near this number. For SCTP, the field contains the verification tag of
-        /// the client's packet that established the flow; a client's ABORT, SHUTDOWN or SHUTDOWN ACK counts only with a
-        /// tag near this tag. For UDP, the field is 0.
+        /// For TCP, the acknowledgement number of the Pod's packet that last refreshed the entry, host order. Before
+        /// the first such refresh, the field contains the sequence number of the client's segment that established the
+        /// flow. A client's FIN or RST counts only if its sequence number is near the number in this field. For SCTP,
+        /// the field contains the verification tag of the client's packet that established the flow; a client's ABORT,
+        /// SHUTDOWN or SHUTDOWN ACK counts only with a tag near this tag. For UDP, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,
@@ -108,7 +109,7 @@ map_type! {
 }
 
 map_type! {
-    /// A flow table entry: the NAT address and the state.
+    /// A flow table entry: the NAT address (the node address and node port that the client uses) and the flow's state.
     pub struct FlowV4: 32, align 8 {
         /// The part of the entry that does not depend on the IP family.
         pub state: FlowState,
@@ -179,5 +180,5 @@ const fn word_pair(bits: u128) -> u64 {
     (u32::from_be((bits >> u32::BITS) as u32) as u64) << u32::BITS | u32::from_be(bits as u32) as u64
 }
 
-// Programs cast a pointer to an IPv4 or IPv6 entry to a pointer to the entry's state.
+// Programs cast a pointer to an entry to a pointer to the entry's state, so the state must be the first field.
 const _: () = assert!(core::mem::offset_of!(FlowV4, state) == 0 && core::mem::offset_of!(FlowV6, state) == 0);

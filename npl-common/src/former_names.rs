@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The names that maps had in earlier builds. If an upgrade changes the ABI version, the agent copies entries of the
-//! earlier version's maps. Within one ABI version, the maps keep their entries, and the agent only renames the pins.
+//! Lists the names that maps had in earlier builds. If an upgrade changes the ABI version, the agent copies entries of
+//! the earlier version's maps. Within one ABI version, the maps keep their entries, and the agent only renames the
+//! pins.
 
 use crate::names::{
     MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_FLOW_V4, MAP_FLOW_V6, MAP_FRAGMENT_BUFFER, MAP_LOOKUP_CACHE_V4,
@@ -10,9 +11,9 @@ use crate::names::{
     MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE,
 };
 
-/// Maps whose keys and values have the same layout in ABI 1: today's name, and the name in ABI 1. In the flow tables of
-/// ABI 1, the bytes of [`crate::flow::FlowState::pod_acknowledgement`] contain an interface index, so the agent does
-/// not copy this field.
+/// Maps whose keys and values have the same layout in ABI 1 as in this ABI: today's name, and the name in ABI 1. In the
+/// flow tables of ABI 1, the bytes of [`crate::flow::FlowState::pod_acknowledgement`] contain an interface index, so
+/// the agent does not copy this field.
 pub const ABI_1: [(&str, &str); 8] = [
     (MAP_MAPPING_V4, "npl_map_v4"),
     (MAP_MAPPING_V6, "npl_map_v6"),

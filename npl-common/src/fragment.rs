@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports. The programs therefore record how they
-//! translated the first fragment, and translate the later fragments of the datagram according to this record.
+//! Defines the records of fragment tracking. Only the first fragment of a datagram has ports. The programs therefore
+//! record how they translated the first fragment, and translate the later fragments of the datagram according to this
+//! record.
 //!
 //! A record is one 64-bit word in a slot of an array, as in [`crate::half_open`]: a flood of fragments overwrites
 //! records, but allocates no memory.
@@ -24,8 +25,8 @@ const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// Flag of a record in redirect and offload mode: the program did not redirect the first fragment, so the host's stack
-/// forwarded it.
+/// Flag of a record: the program did not redirect the first fragment, so the host's stack forwarded the fragment. Only
+/// programs of redirect and offload mode read this flag.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
@@ -103,8 +104,8 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Returns whether a slot contains the record of a translated datagram that has not expired at this [`time`]. The
-/// programs do not overwrite such a record with the record of another datagram that is not translated.
+/// Returns whether a slot contains a record that translates a datagram and has not expired at this [`time`]. The
+/// programs do not overwrite such a record with the record of another, untranslated datagram.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
@@ -126,8 +127,8 @@ pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// Returns a copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests use such a copy in place
-/// of waiting for a record to expire.
+/// Returns a copy of a record whose time is earlier by `units`, in the unit of [`time`]. Tests use such a copy instead
+/// of waiting until a record expires.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT

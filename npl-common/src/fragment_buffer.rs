@@ -2,10 +2,10 @@
 //! Two buffers contain copies of fragments that cannot be translated before another fragment of their datagram has
 //! arrived.
 //!
-//! The fragment buffer has, for each processor, copies of the latest fragments that arrived before the first fragment
-//! of their datagram. The SCTP reassembly buffer has copies of first fragments of SCTP packets. The update of an SCTP
-//! checksum needs the datagram's length, which only the last fragment shows. All processors share the SCTP reassembly
-//! buffer: a network card may deliver the first fragment to another processor than the later fragments.
+//! The fragment buffer contains, for each processor, copies of the latest fragments that arrived before the first
+//! fragment of their datagram. The SCTP reassembly buffer contains copies of first fragments of SCTP packets. The
+//! update of an SCTP checksum needs the datagram's length, which only the last fragment shows. All processors share the
+//! SCTP reassembly buffer: a network card may deliver the first fragment to another processor than the later fragments.
 
 /// Number of early fragments that each processor saves. With an MTU of 1500 bytes, a datagram of 16 KiB has 12
 /// fragments, so the buffer has room for all of them.
@@ -26,7 +26,7 @@ pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
 /// Number of slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
-/// Time for which a waiting first fragment keeps its slot, nanoseconds. A flood of fragments evicts no waiting
+/// Time in nanoseconds for which a waiting first fragment keeps its slot. A flood of fragments evicts no waiting
 /// fragment: while the slot is occupied, the first fragment of another datagram with the same slot does not wait, and
 /// the program estimates the length of this datagram from its chunks.
 pub const WAIT_NS: u64 = 1_000_000_000;
@@ -35,8 +35,8 @@ pub const WAIT_NS: u64 = 1_000_000_000;
 pub const REINJECTED: u32 = 1 << 16;
 /// Flag in [`SavedFrame::datagram_length`] of the element [`LAST`], about the packet that the program processes. For a
 /// first SCTP fragment, the flag means that the fragment must wait in the buffer after its translation. For a last
-/// fragment, the flag means that the fragment certainly is an SCTP fragment: a later IPv6 fragment need not name the
-/// transport protocol.
+/// fragment, the flag means that the fragment names SCTP as the transport protocol, which a later IPv6 fragment need
+/// not do.
 pub const WAITING: u32 = 1 << 17;
 /// Mask of the length in [`SavedFrame::datagram_length`], without the flags.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;

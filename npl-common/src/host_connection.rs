@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Host connections: connections that the Node itself opened or that it masquerades, with a source port in the node
-//! port range, and connections to node ports that rules of other software have accepted. When the kernel masquerades a
-//! connection, the kernel may choose any source port, even a port that a socket or a mapping uses. NPL does not
-//! translate packets of a host connection's remote host.
+//! Host connections: the Node's own and masqueraded connections whose packets leave from a port of the node port range,
+//! and connections to node ports that kernel conntrack translates because of other software's rules. When the kernel
+//! masquerades a connection, the kernel may choose any source port, even a port that a socket or a mapping uses. NPL
+//! does not translate the packets that a remote host sends on a host connection.
 //!
 //! The entry of a host connection is one 64-bit word in a slot of an array, as in [`crate::half_open`]. Each connection
 //! has two candidate slots, so that two connections with the same first slot can both have an entry. The fields of an
@@ -51,8 +51,8 @@ pub const fn entry(hash: u64, duration: u64, time: u64) -> u64 {
     hash & TAG_MASK | duration << DURATION_SHIFT | time & TIME_MASK
 }
 
-/// Returns the entry of a host connection after another packet. `word` is the content of the connection's slot, which
-/// may be the entry of another connection.
+/// Returns the entry of a host connection after a packet that leaves the Node. `word` is the content of the
+/// connection's slot, which may be the entry of another connection.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
@@ -63,9 +63,9 @@ pub const fn renewed(word: u64, hash: u64, protocol: u8, time: u64) -> u64 {
     entry(hash, if lasted < STREAM { lasted } else { STREAM }, time)
 }
 
-/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry. If it
-/// did, a remote host that keeps sending could never reach a Pod by the same port after the host has stopped
-/// translating the connection.
+/// Returns the entry of a host connection after a packet of the remote host. The packet does not renew the entry.
+/// Otherwise, the entry would never expire while the remote host keeps sending, so the remote host could not reach a
+/// Pod at the same port after the host connection has ended.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn answered(word: u64, time: u64) -> u64 {
@@ -136,8 +136,8 @@ const fn duration(word: u64) -> u64 {
     (word & DURATION_MASK) >> DURATION_SHIFT
 }
 
-/// Returns a copy of an entry whose time is earlier by `units`. Tests use such a copy in place of waiting for an entry
-/// to expire.
+/// Returns a copy of an entry whose time is earlier by `units`. Tests use such a copy instead of waiting until an entry
+/// expires.
 pub const fn aged(word: u64, units: u64) -> u64 {
     word & !TIME_MASK | word.wrapping_sub(units) & TIME_MASK
 }

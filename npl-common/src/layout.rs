@@ -2,7 +2,7 @@
 //! The macro `map_type!` declares map types: structs that are keys, values or records of maps, or parts of such
 //! structs. The macro asserts the size of each type at compile time, and contains the only `unsafe` code of this crate.
 
-/// The description of a struct that `map_type!` declares, for `layout.snap` and for the reference page of maps.
+/// Describes a struct that `map_type!` declares, for `layout.snap` and for the reference page of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The type's name.
@@ -17,7 +17,7 @@ pub struct Layout {
     pub fields: &'static [FieldLayout],
 }
 
-/// A field of a struct that `map_type!` declares.
+/// Describes a field of a struct that `map_type!` declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldLayout {
     /// The field's name.

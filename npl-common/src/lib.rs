@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The ABI between NPL's kernel programs and user space: the keys, values and names of all maps, the names of programs,
-//! the reasons under which packets are counted, and the ABI version. The crate also contains the connection tracking
-//! state machine and checksum arithmetic.
+//! Defines the ABI between NPL's kernel programs and user space: the keys, values and names of all maps, the names of
+//! programs, the reasons under which packets are counted, and the ABI version. The crate also contains the connection
+//! tracking state machine and checksum arithmetic.
 //!
 //! # Byte order and layout
 //!

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Lookup caches: arrays in which programs store the results of look-ups in hash tables for later packets. For a
-//! request, a cached mapping replaces the look-ups of mapping and next hop. For a reply, a cached reply replaces the
-//! look-ups of endpoint and flow.
+//! Lookup caches: arrays in which programs keep the results of hash table look-ups for later packets. For a request, a
+//! cached mapping replaces the look-ups of mapping and next hop. For a reply, a cached reply replaces the look-ups of
+//! endpoint and flow.
 //!
-//! Each copy has a checksum over the copy's words, the look-up's key, the seed and the epoch. If the checksum does not
-//! match, the copy is invalid, and the program makes the look-ups in the hash tables. After each change of a mapping,
-//! an endpoint, a next hop or a node address, the agent writes a new epoch, which invalidates all copies atomically.
+//! Each cached result is a copy of values in hash tables, with a checksum over the copy, the look-up's key, the seed
+//! and the epoch. If the checksum does not match, the copy is invalid, and the program looks up the values in the hash
+//! tables. After each change of a mapping, an endpoint, a next hop or a node address, the agent writes a new epoch,
+//! which invalidates all copies atomically.
 
 use crate::{
     config::Config,
@@ -101,9 +102,10 @@ pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) 
 }
 
 map_type! {
-    /// Cached results for a reply: the endpoint that sent the reply, and the fact that the flow table contains the
-    /// flow. The element is at the index of the flow's slot in the half-open cache. Elements from 65 536 on, which
-    /// correspond to slots of handshakes, contain a client's sequence and acknowledgement number instead.
+    /// The cached result for a reply: a copy of the endpoint that sends the flow's replies. A valid copy also shows
+    /// that the flow table contains the flow. The element's index is the flow's slot in the half-open cache. Elements
+    /// from 65 536 on, which correspond to slots of handshakes, contain the sequence and acknowledgement numbers of a
+    /// client's segment instead.
     pub struct CachedReply: 16, align 8 {
         /// Copy of the endpoint's value in `npl_endpoint_v4` or `npl_endpoint_v6`.
         pub endpoint: Endpoint,
@@ -117,7 +119,7 @@ map_type! {
 /// cache. `epoch` is [`Config::epoch`], and `jiffies` is the low 32 bits of the kernel's `jiffies`.
 ///
 /// The cached reply expires when `jiffies` reaches the next multiple of [`REFRESH_INTERVAL_JIFFIES`]. For the flow's
-/// next reply after this time, the program looks up the flow table's entry and refreshes it.
+/// next reply after this time, the program looks up the flow's entry in the flow table and refreshes the entry.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {

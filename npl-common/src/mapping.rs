@@ -65,7 +65,7 @@ map_type! {
 }
 
 map_type! {
-    /// The Pod to which a mapping leads, and the properties of the mapping.
+    /// The Pod address and Pod port to which a mapping translates requests, and the properties of the mapping.
     pub struct BackendV4: 16, align 4 {
         /// The Pod's address, in network byte order.
         pub pod_addr: [u8; 4],
@@ -73,7 +73,8 @@ map_type! {
         pub pod_port: u16,
         /// [`FLAG_RESTRICTED`] (1) if only allowed sources may use the mapping, else 0.
         pub flags: u16,
-        /// The Pod's generation. A flow with another generation belongs to an earlier Pod with the same address.
+        /// The Pod's generation, a hash of the Pod's UID. A flow with another generation belongs to an earlier Pod with
+        /// the same address.
         pub generation: u32,
         /// Index of the mapping's element in `npl_cnt_mapping`.
         pub stats_index: u32,
@@ -159,8 +160,8 @@ map_type! {
     pub struct Endpoint: 8, align 4 {
         /// The Pod's generation, as in [`BackendV4`]; all mappings of one Pod port have the same generation.
         pub generation: u32,
-        /// Index of the element in `npl_cnt_mapping` that counts the endpoint's replies: the element of one of its
-        /// mappings.
+        /// Index of the element in `npl_cnt_mapping` that counts the endpoint's replies: the element of one of the
+        /// endpoint's mappings.
         pub stats_index: u32,
     }
 }

@@ -182,8 +182,8 @@ pub const PINNED_MAPS: &[&str] = &[
 /// A one-byte constant of the kernel object, which the loader sets. If the constant is 1, the programs read packets
 /// through pointers; if the constant is 0, through a kernel helper.
 ///
-/// Before Linux 6.6 (or a stable kernel to which the change was backported), only a loader with `CAP_PERFMON` may load
-/// programs that compare packet pointers.
+/// Before Linux 6.6, only a loader with `CAP_PERFMON` may load programs that compare packet pointers. Some earlier
+/// stable kernels contain a backport of the change that removes this restriction.
 pub const GLOBAL_DIRECT_READS: &str = "NPL_DIRECT_READS";
 
 /// Translates requests at TC ingress of a device with Ethernet headers.

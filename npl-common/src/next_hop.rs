@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Defines the maps of next hops for `--forwarding redirect` and `offload`. One map contains uplinks by interface
-//! index, and one map for each IP family contains Pods by address. A map contains an uplink or a Pod only while NPL's
-//! programs are attached to the uplink or to the Pod's device.
+//! index, and one map for each IP family contains the next hops of Pods by address. An uplink or a next hop is in its
+//! map only while NPL's programs are attached to the uplink or to the Pod's device.
 
 /// Maximum number of uplinks in the map `npl_rd_uplinks`.
 pub const MAX_UPLINKS: u32 = 256;
@@ -36,8 +36,8 @@ map_type! {
 }
 
 map_type! {
-    /// The device that leads to a Pod: requests to the Pod leave through this device, and the Pod's replies arrive on
-    /// it.
+    /// The device through which the Node reaches a Pod: requests to the Pod leave through this device, and the Pod's
+    /// replies arrive on it.
     pub struct PodNextHop: 8, align 4 {
         /// The device's index.
         pub ifindex: u32,

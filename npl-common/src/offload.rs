@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! This module decides which packets bypass the host's stack with `--forwarding offload`.
+//! Decides which packets bypass the host's stack with `--forwarding offload`.
 //!
 //! A stack observation proves that the stack has forwarded a packet of one direction of a flow. For
 //! [`INTERVAL_JIFFIES`] after an observation, packets of this direction bypass the stack. After the interval, the stack
-//! forwards packets of this direction until the next observation. In every interval, FORWARD rules and kernel conntrack
-//! therefore process at least one packet per direction of a live flow, and a new rule that drops the flow takes effect.
+//! forwards packets of this direction until the next observation. FORWARD rules and kernel conntrack therefore process
+//! packets of each direction of a live flow again after every interval, so a new rule that drops the flow takes effect
+//! within one interval.
 //!
 //! The stack forwards all packets that open or end a connection, and all packets after the connection's end. Several
 //! flows may have the same slot. While one of these flows is offloaded, it keeps the slot, and the stack forwards the
@@ -105,9 +106,9 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
 /// Returns `None` if the word does not change, because the word already contains a time, the connection has ended, or
 /// another offloaded flow has the slot.
 ///
-/// A time is replaced only after [`decide`] returned [`Decision::Observe`], and the word became [`since::PENDING`]. On
-/// a bridge, the observing program also runs for redirected packets, so an observation while the direction is offloaded
-/// would not prove that the stack forwarded the packet.
+/// A new time replaces an old time only after [`decide`] has returned [`Decision::Observe`] and the program has stored
+/// [`since::PENDING`]. On a bridge, the observing program also runs for redirected packets, so an observation while the
+/// direction is offloaded would not prove that the stack forwarded the packet.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 #[expect(clippy::cast_possible_truncation, reason = "only the low half is used")]

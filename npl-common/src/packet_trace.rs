@@ -5,7 +5,7 @@
 //! A record contains a packet before and after a program, and the program's verdict. The programs write records only
 //! while `npl-agent trace` runs.
 
-/// Largest number of bytes that a record contains of a packet, starting at the packet's IP header.
+/// Largest number of bytes of a packet that a record contains, starting at the packet's IP header.
 pub const SNAP_LENGTH: u32 = 128;
 /// Size of the ring buffer in bytes. The ring buffer has room for about 650 records.
 pub const RING_BYTES: u32 = 256 * 1024;

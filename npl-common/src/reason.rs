@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The reasons under which the programs count packets. Most counted packets are dropped or passed unchanged, although
-//! they may be requests, replies or ICMP errors of a mapping. The others are translated in spite of a tuple conflict or
-//! a rejected conntrack entry.
+//! Defines the reasons under which the programs count packets. Most counted packets are dropped or passed unchanged,
+//! although they may be requests, replies or ICMP errors of a mapping. The other counted packets are translated,
+//! although they belong to a tuple conflict, or although the kernel has rejected their conntrack entry.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
@@ -40,12 +40,12 @@ reasons! {
     EarlyFragment = 1, "early_fragment";
     /// The packet ends before its transport header is complete; the packet is passed to the host unchanged.
     Truncated = 2, "truncated";
-    /// The packet comes from a mapped Pod port but has no conntrack entry, for example because it belongs to a direct
-    /// connection; the packet is passed unchanged.
+    /// The packet comes from a mapped Pod port but has no conntrack entry, for example because the packet belongs to a
+    /// direct connection (from the client to the Pod's address); the packet is passed unchanged.
     UntrackedReply = 3, "untracked_reply";
-    /// Two connections have the same client and Pod endpoints: the client uses two NAT addresses, or a NAT address and
-    /// the Pod's own address. UDP replies follow the newer connection; TCP and SCTP replies follow the connection that
-    /// the Pod accepted last.
+    /// Two connections have the same client and Pod endpoints: the client uses two NAT addresses (node address and node
+    /// port), or a NAT address and the Pod's own address. UDP replies follow the newer connection; TCP and SCTP replies
+    /// follow the connection that the Pod accepted last.
     TupleConflict = 4, "tuple_conflict";
     /// The kernel did not add the flow's conntrack entry to the flow table; the packet is translated, and the flow
     /// stays in the half-open cache.
@@ -62,9 +62,9 @@ reasons! {
     /// The mapping's allow-list does not contain the source of the packet, or the client in the packet that an ICMP
     /// error quotes; the packet is dropped.
     SourceRefused = 9, "source_refused";
-    /// The packet belongs to a connection that the Node opened or masquerades with a source port of the range, or to a
-    /// connection to a node port that rules of other software have accepted; the packet is passed to the host
-    /// unchanged.
+    /// The packet belongs to a connection of the Node itself, or to a masqueraded connection, that uses a port of the
+    /// node port range, or to a connection to a node port that rules of other software translate; the packet is passed
+    /// to the host unchanged.
     HostConnection = 10, "host_connection";
     /// The packet's destination is a node address, and the packet has more than six IPv6 extension headers, an
     /// extension header that is cut off, or a routing header with segments left; the packet is passed to the host

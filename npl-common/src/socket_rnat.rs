@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Socket reverse NAT: the programs make `getpeername` and `recvmsg` return the address that a local client connected
-//! to, in place of the Pod's address. If the entry of a socket is lost, the connection continues, but the client sees
-//! the Pod's address.
+//! Socket reverse NAT: for a client on the Node or in one of its Pods (a local client), the programs make `getpeername`
+//! and `recvmsg` return the address that the client connected to, in place of the Pod's address. If the entry of a
+//! socket is lost, the connection continues, but the client sees the Pod's address.
 //!
 //! For each socket, a second entry has Pod port 0 in its key, and the socket's most recent Pod as value. The program
 //! that runs when a socket is closed reads the second entry, and removes both entries of the socket. If a datagram

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Unmapped traffic: packets to a node port that match no mapping. The sender may be a load balancer that still probes
-//! a removed member; if the agent assigned the node port to a new mapping, the sender would reach the new Pod. Until
-//! the unmapped traffic to a port ceases, the agent therefore assigns the port only if no other port is free.
+//! a removed member; if the agent assigned the node port to a new mapping, the sender would reach the new Pod. The
+//! agent therefore assigns a port with unmapped traffic only if no other port is free.
 //!
 //! The array has one word for each port: the time of the last unmapped packet to the port, or of the last removal of
 //! one of the port's mappings, whichever is later. The unit is that of [`crate::fragment::time`]. The word is 0 if

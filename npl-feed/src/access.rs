@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Access control of the feed's interfaces: bearer token, TLS with client certificates, and the allow list of client
-//! addresses.
+//! Controls access to the feed's interfaces by a bearer token, by TLS with client certificates, and by the allow list
+//! of client addresses.
 
 use std::{
     fs, io,
@@ -61,14 +61,14 @@ pub struct Token(Arc<Mutex<Followed>>);
 #[derive(Debug)]
 struct Followed {
     digest: Version,
-    /// The path of the token file, the interval between two reads of the file, and the time of the next read; `None`
-    /// for a fixed token.
+    /// The path of the token file, the shortest interval between two reads of the file, and the earliest time of the
+    /// next read; `None` for a fixed token.
     file: Option<(PathBuf, Duration, Instant)>,
 }
 
 impl Token {
-    /// Reads the token from a file, without surrounding white space. If a request arrives when the last read is at
-    /// least `interval` ago, the feed reads the file again.
+    /// Reads the token from a file, without surrounding white space. When a request arrives at least `interval` after
+    /// the last read, the feed reads the file again.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl Token {
         Ok(Self(Arc::new(Mutex::new(Followed { digest: digest_of(path)?, file }))))
     }
 
-    /// Creates a token that never changes.
+    /// Creates a token that does not come from a file and never changes.
     pub fn fixed(token: &str) -> Self {
         Self(Arc::new(Mutex::new(Followed { digest: Version::of(token.as_bytes()), file: None })))
     }

@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// If the limit is exceeded, closes connections until an eighth of the limit is free, so that only few of the next
+    /// If the limit is exceeded, closes connections until an eighth of the limit is free, so that few of the next
     /// answers and requests exceed the limit again. `newest` is the length of the answer or request that was just
     /// added.
     fn enforce(&mut self, newest: usize) {
@@ -143,8 +143,9 @@ impl Table {
     /// Returns the cost and the reservations of each connection, in the order in which connections are closed. The cost
     /// of a reservation is the product of the bytes that no other reservation shares and the square of the time since
     /// the reservation. The cost of a connection is the sum over its reservations. The connection with the largest cost
-    /// is first. Clients that do not read large answers therefore lose their connections before clients that read soon
-    /// or have small answers. Of connections with the same cost, the connection with the oldest reservation is first.
+    /// is first. Clients that do not read large answers therefore lose their connections before clients that read their
+    /// answers soon or have small answers. Of connections with the same cost, the connection with the oldest
+    /// reservation is first.
     fn ranking(&self) -> Vec<(u128, Vec<u64>)> {
         let now = Instant::now();
         let mut by_connection: HashMap<u64, (u128, Vec<u64>)> = HashMap::new();
@@ -189,7 +190,7 @@ pub(crate) struct Connection {
     client: Arc<Client>,
 }
 
-/// An open stream of a connection, until this value is dropped.
+/// Marks a stream of a connection as open until this value is dropped.
 pub(crate) type Stream = Arc<()>;
 
 impl Connection {
@@ -388,8 +389,8 @@ mod tests {
     }
 
     /// A hostile client can always have the newest answers. To make room for these answers, the feed closes connections
-    /// with the hostile client's own earlier answers, because these are larger than the answers to clients that read
-    /// slowly.
+    /// with the hostile client's own earlier answers, because these answers are larger than the answers to clients that
+    /// read slowly.
     #[tokio::test(start_paused = true)]
     async fn a_client_with_large_answers_does_not_displace_clients_with_small_ones() {
         let memory = ClientMemory::default();
@@ -411,7 +412,7 @@ mod tests {
         assert_eq!(memory.bytes(), 0);
     }
 
-    /// Many clients that keep little memory each must not prevent a large answer to a client that reads.
+    /// Many clients that each occupy little memory must not prevent a large answer to a client that reads.
     #[tokio::test(start_paused = true)]
     async fn many_small_unread_answers_do_not_displace_a_large_new_one() {
         let memory = ClientMemory::default();

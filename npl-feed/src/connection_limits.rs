@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maximum numbers of connections. Each connection needs a file descriptor, so the numbers depend on the limit of
-//! open files (`RLIMIT_NOFILE`). Each interface has its own maximum, so that idle connections to one interface do not
-//! take the descriptors of the other interfaces.
+//! Computes the maximum numbers of connections. Each connection needs a file descriptor, so the numbers depend on the
+//! limit of open files (`RLIMIT_NOFILE`). Each interface has its own maximum, so that idle connections to one interface
+//! do not take the descriptors of the other interfaces.
 
 /// The number of file descriptors that the feed needs in addition to the descriptors of the connections within the
 /// limits: log, timers, listening sockets, watches, token and TLS files, and one accepted connection of each interface

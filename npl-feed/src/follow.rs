@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The main loop of the feed: applies changes of the cluster, and publishes a snapshot if the snapshot's content has
-//! changed.
+//! Runs the main loop of the feed, which applies changes of the cluster, and publishes a snapshot if the snapshot's
+//! content has changed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -79,7 +79,8 @@ fn publish(state: &mut State, status: &Status, publisher: &Publisher) {
     status.record_snapshot(snapshot.groups().count(), snapshot.groups().map(|group| group.members.len()).sum());
     publisher.send_replace(Some(Arc::new(snapshot)));
     if is_first {
-        // Decoding the lists of a large cluster leaves much free memory in the heap, which is returned to the kernel.
+        // Decoding the lists of a large cluster leaves much free memory in the heap. The feed returns this memory to
+        // the kernel.
         memory::give_back();
     }
 }

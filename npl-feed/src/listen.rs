@@ -103,7 +103,7 @@ const fn most_streams(interface: Interface) -> u32 {
     }
 }
 
-/// Opens a listening socket, whose connections have small buffers.
+/// Opens a listening socket whose connections have kernel buffers of a limited size.
 fn open_socket(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
@@ -213,7 +213,8 @@ impl Listener {
         self.shared.memory.connect(self.interface, Arc::clone(&self.shared.status))
     }
 
-    /// Serves a connection until the client closes it, or until its memory is needed for other clients.
+    /// Serves a connection until the client closes the connection, or until the feed needs the connection's memory for
+    /// other clients.
     fn connection(
         &self,
         stream: TcpStream,

@@ -20,12 +20,12 @@ use npl_feed::{config::Config, connection_limits::ConnectionLimits, run};
 /// The exit code after a usage error; clap uses the same exit code.
 const USAGE: u8 = 2;
 
-/// systemd's default soft limit of open files, which containers inherit unless the runtime's unit sets another one. The
-/// feed assumes this value if the limit cannot be read or raised.
+/// systemd's default soft limit of open files, which containers inherit unless the unit of the container runtime sets
+/// another limit. The feed assumes this value if the limit cannot be read or raised.
 const SOFT_LIMIT: u64 = 1024;
 
-/// The default log filter. The filter hides the log lines of kube, which would log every failed request, although the
-/// watches log failed requests already.
+/// The default log filter. The crate `kube_client` logs every failed request. The filter hides these log lines, because
+/// the watches already log failed requests.
 const FILTER: &str = "warn,npl_feed=info,npl_agent=info,kube_client=off";
 
 fn report(error: &anyhow::Error) {
@@ -33,8 +33,8 @@ fn report(error: &anyhow::Error) {
     drop(writeln!(io::stderr(), "npl-feed: {error:#}"));
 }
 
-/// Raises the soft limit of open files, and computes the maximum numbers of connections from it. Logs a warning if
-/// these numbers are below [`ConnectionLimits::LARGEST`].
+/// Raises the soft limit of open files, and computes the maximum numbers of connections from the new limit. Logs a
+/// warning if these numbers are below [`ConnectionLimits::LARGEST`].
 fn connection_limits() -> ConnectionLimits {
     let open_files = limits::raise_soft_limit().unwrap_or_else(|error| {
         tracing::warn!(see = pages::url(pages::FEED_FAILURES), %error, "the soft limit of open files cannot be raised; the feed assumes {SOFT_LIMIT}");

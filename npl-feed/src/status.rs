@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The feed's own metrics, and the state of its watches for `/readyz`.
+//! Keeps the feed's own metrics, and the state of the feed's watches for `/readyz`.
 
 use std::{
     collections::BTreeMap,
@@ -79,7 +79,7 @@ pub enum ClientRefusal {
     Allow,
     /// The interface has its maximum number of connections.
     Connections,
-    /// The maximum number of long polls wait, so a further long poll was answered at once.
+    /// The maximum number of long polls are waiting, so a further long poll was answered immediately.
     Requests,
     /// Too many xDS streams are open.
     Streams,

@@ -188,7 +188,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Node addresses by the index that half-open entries and fragment records contain; all zero if the \
                   index is free.",
         written_by: AGENT,
-        when_full: "as when `npl_addr2idx_v4` is full",
+        when_full: "the same as for `npl_addr2idx_v4`",
     },
     Map {
         names: &[MAP_MAPPING_V4, MAP_MAPPING_V6],
@@ -220,7 +220,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Endpoints: Pod address, port and protocol of each mapping; only packets from endpoints can be \
                   replies.",
         written_by: AGENT,
-        when_full: "as when `npl_mapping_v4` is full",
+        when_full: "the same as for `npl_mapping_v4`",
     },
     Map {
         names: &[MAP_FLOW_V4, MAP_FLOW_V6],
@@ -329,8 +329,9 @@ pub const MAPS: &[Map] = &[
             "bits 0-23 time in units of 2^30 ns (1.07 s), 24-25 duration in these units (at most 2), 26-63 tag of the \
              connection; 0 if free",
         ),
-        purpose: "Host connections: connections that the Node opened or masquerades with a source port of the range, \
-                  or that rules of other software have accepted; the programs do not translate their replies.",
+        purpose: "Host connections: the Node's own and masqueraded connections that use a port of the range, and \
+                  connections that rules of other software translate; the programs do not translate the packets that \
+                  remote hosts send on these connections.",
         written_by: "programs; the agent adds the connections that other software translates, and clears the map \
                      each time that it copies entries of another ABI version's maps",
         when_full: OVERWRITES,
@@ -346,8 +347,8 @@ pub const MAPS: &[Map] = &[
         ),
         purpose: "Unmapped traffic: for each node port, the time of the last packet that matched no mapping, or of the \
                   last removal of a mapping. The agent assigns a port with a time in the last two minutes only if no \
-                  other port is free. A restarted agent keeps a port in quarantine until the time `--quarantine` has \
-                  passed since the stored time.",
+                  other port is free. A restarted agent keeps a port in quarantine until `--quarantine` has passed since \
+                   the stored time.",
         written_by: "programs, and the agent when it removes a mapping",
         when_full: NEVER,
     },
@@ -382,7 +383,7 @@ pub const MAPS: &[Map] = &[
         value: Content::U32("1"),
         purpose: "Uplinks to which replies may be redirected; empty with `--forwarding stack`.",
         written_by: AGENT,
-        when_full: "the programs redirect no packet, and the host's stack forwards the packets of all Pods",
+        when_full: "the programs redirect no packets, and the host's stack forwards all packets",
     },
     Map {
         names: &[MAP_XDP_DEVICE],
@@ -469,7 +470,8 @@ pub const MAPS: &[Map] = &[
         capacity: 1,
         key: Content::U32("0"),
         value: Content::Type(&[TraceFilter::LAYOUT]),
-        purpose: "Filter of packet tracing: the packets that `npl-agent trace` shows; off unless the command runs.",
+        purpose: "Filter of packet tracing: the packets that `npl-agent trace` shows; tracing is off unless the \
+                  command runs.",
         written_by: "`npl-agent trace`; a program turns tracing off if the command does not extend the trace for 3 s",
         when_full: NEVER,
     },

@@ -196,8 +196,8 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     Verdict::redirected(action as i32)
 }
 
-/// Returns whether this is a GSO packet of SCTP. Programs cannot read the segment lengths of a GSO packet of SCTP, and
-/// therefore cannot compare the segments with an MTU.
+/// Returns whether the packet is a GSO packet of SCTP. Programs cannot read the segment lengths of a GSO packet of
+/// SCTP, and therefore cannot compare the segments with an MTU.
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! These statics declare the maps of the datapath programs. The agent pins each of these maps under its name in
-//! `npl_common::names`.
+//! Declares the maps of the datapath programs. The agent pins each of these maps under its name in `npl_common::names`.
 //!
 //! A flood of packets cannot fill a map permanently: packets create entries only in LRU hashes, from which the kernel
 //! evicts old entries, and in arrays, in which new entries overwrite old or expired ones. The programs write each word
@@ -32,7 +31,8 @@ use npl_common::{
     unmapped,
 };
 
-/// Configuration of the programs, such as the node port range, the hash seed and the epoch. The agent writes this map.
+/// The configuration of the programs, such as the node port range, the hash seed and the epoch. The agent writes this
+/// map.
 #[btf_map(name = "npl_config")]
 pub static CONFIG: Array<Config, 1> = Array::new();
 
@@ -58,8 +58,8 @@ pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v4")]
 pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// The flow table of TCP: conntrack entries of established connections. The kernel programs write the entries; the agent
-/// removes expired entries.
+/// The flow table of TCP: conntrack entries of established connections. The kernel programs write the entries; the
+/// agent removes expired entries.
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
 
@@ -102,13 +102,14 @@ pub static UNMAPPED_V4: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 #[btf_map(name = "npl_pod_dev_v4")]
 pub static NEXT_HOP_V4: HashMap<PodAddressV4, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
-/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map; the agent clears it
-/// at its start.
+/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map; the agent clears the
+/// map when the agent starts.
 #[btf_map(name = "npl_reqcache_v4")]
 pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }> = Array::new();
 
 /// Lookup cache of replies: copies of the endpoints of established flows, and the sequence and acknowledgement numbers
-/// of mid-stream entries. The kernel programs write this map.
+/// of mid-stream entries (entries that a client's segment in the middle of a connection has opened). The kernel
+/// programs write this map.
 #[btf_map(name = "npl_repcache_v4")]
 pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::REPLY_CACHE_ELEMENTS as usize }> = Array::new();
 
@@ -139,8 +140,8 @@ pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = Lp
 #[btf_map(name = "npl_endpoint_v6")]
 pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
 
-/// The flow table of TCP: conntrack entries of established connections. The kernel programs write the entries; the agent
-/// removes expired entries.
+/// The flow table of TCP: conntrack entries of established connections. The kernel programs write the entries; the
+/// agent removes expired entries.
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
 
@@ -183,13 +184,14 @@ pub static UNMAPPED_V6: Array<u64, { unmapped::PORTS as usize }> = Array::new();
 #[btf_map(name = "npl_pod_dev_v6")]
 pub static NEXT_HOP_V6: HashMap<PodAddressV6, PodNextHop, { MAX_NEXT_HOPS as usize }> = HashMap::new();
 
-/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map; the agent clears it
-/// at its start.
+/// Lookup cache of requests: copies of mappings and next hops. The kernel programs write this map; the agent clears the
+/// map when the agent starts.
 #[btf_map(name = "npl_reqcache_v6")]
 pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }> = Array::new();
 
 /// Lookup cache of replies: copies of the endpoints of established flows, and the sequence and acknowledgement numbers
-/// of mid-stream entries. The kernel programs write this map.
+/// of mid-stream entries (entries that a client's segment in the middle of a connection has opened). The kernel
+/// programs write this map.
 #[btf_map(name = "npl_repcache_v6")]
 pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::REPLY_CACHE_ELEMENTS as usize }> = Array::new();
 

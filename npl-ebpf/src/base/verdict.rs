@@ -76,8 +76,8 @@ impl From<Unparsed> for Verdict {
 
 impl Verdict {
     /// The packet is passed unchanged and not counted: no mapping can match the packet, or another program of NPL
-    /// handles it. For example, the program at a Pod's device leaves some replies to the program at the uplink. Nearly
-    /// every packet of the Node has this verdict.
+    /// handles the packet. For example, the program at a Pod's device leaves some replies to the program at the uplink.
+    /// Nearly every packet of the Node has this verdict.
     pub const UNRELATED: Self = Self(kind::UNRELATED);
     /// The slow path handles the packet.
     pub const SLOW_PATH: Self = Self(kind::SLOW_PATH);

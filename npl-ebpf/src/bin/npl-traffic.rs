@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The kernel programs of `npl-bench`: an XDP program generates packets, and a TC program counts the packets that
-//! arrive at the Pod's device.
+//! Contains the kernel programs of `npl-bench`: an XDP program generates packets, and a TC program counts the packets
+//! that arrive at the Pod's device.
 //!
 //! Sending a packet from a socket in user space takes more CPU time than the whole measured path. `BPF_PROG_TEST_RUN`
 //! with live frames runs an XDP program in a loop on frames in memory, and executes the program's verdict. With
 //! `XDP_PASS`, the stack gets the frames in bulk, as if the driver of the Node's uplink had received them. With
-//! `XDP_TX`, the client's device sends the frames, so that the uplink's driver receives them and runs the uplink's XDP
-//! program.
+//! `XDP_TX`, the client's device sends the frames, so that the uplink's driver receives the frames and runs the
+//! uplink's XDP program. With `XDP_REDIRECT`, the Pod's device gets the frames.
 
 #![no_std]
 #![no_main]

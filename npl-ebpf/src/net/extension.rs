@@ -14,7 +14,7 @@ const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
 
-/// Largest number of extension headers that the programs parse. Senders in practice use fewer extension headers.
+/// Largest number of extension headers that the programs parse. In practice, senders use fewer extension headers.
 const MAX_EXTENSIONS: usize = 6;
 /// Mask of the fragment offset, in network byte order.
 const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
@@ -83,7 +83,7 @@ struct ChainEnd(u64);
 impl ChainEnd {
     const UNPARSED: Self = Self(0);
 
-    /// All offsets are less than 2¹⁶: each of the few extension headers has at most 2048 bytes.
+    /// All offsets are less than 2¹⁶: each of the at most six extension headers has at most 2048 bytes.
     #[inline(always)]
     const fn new(l4: u64, protocol: u8, fragment_header: u64) -> Self {
         Self(l4 | fragment_header << 16 | (protocol as u64) << 32)
@@ -148,8 +148,8 @@ fn find_end(ctx: &TcContext, mut l4: u64, mut protocol: u8) -> Option<ChainEnd> 
 /// Returns the fragment header at the offset `at`. If the packet ends before the end of the header, returns 0, which
 /// stands for an unfragmented packet.
 ///
-/// The function is exported for the same reason as [`npl_ext_skip`]; it is not inlined, because its callers have no free
-/// stack space.
+/// The function is exported for the same reason as [`npl_ext_skip`]; it is not inlined, because its callers have no
+/// free stack space.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_ext_fragment(skb: *mut __sk_buff, at: u64) -> u64 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! IPv4 and IPv6 implement these traits, which describe addresses and header layout. The code that tracks and
-//! translates packets (`path/request.rs`, `path/reply.rs`, `act`) is generic over these traits.
+//! Defines the traits that describe addresses and header layout. IPv4 and IPv6 implement these traits. The code that
+//! tracks and translates packets (`path`, `act`, `state`) is generic over these traits.
 
 use aya_ebpf::programs::TcContext;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Contains the start of the fast path, which is common to requests and replies. The fast path translates unfragmented
-//! TCP and UDP packets without IPv4 options or IPv6 extension headers.
+//! Contains the first steps of the fast path, which are the same for requests and replies. The fast path translates
+//! unfragmented TCP and UDP packets without IPv4 options or IPv6 extension headers.
 
 use aya_ebpf::programs::TcContext;
 
@@ -27,7 +27,7 @@ pub trait Hook {
     const ON_ARRIVAL: bool;
 
     /// Translates, passes or drops a packet with ports. The function calls `on_nat` with the NAT address if the packet
-    /// is translated, or if the packet is dropped because the mapping's allow-list excludes its source.
+    /// is translated, or if the packet is dropped because the mapping's allow-list excludes the packet's source.
     fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,

@@ -20,7 +20,7 @@ use crate::{
     state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
 };
 
-// The values that a step returns if another step must handle the packet. TC has no action with these numbers.
+// A step returns one of these values if another step must handle the packet. TC has no action with these numbers.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;

@@ -78,9 +78,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let direct = SocketFlow { socket: socket(ctx), pod: nat };
     let known = A::Family::socket_rnat(&direct);
     let nat = &direct.pod;
-    // If [`reply`] has recorded that this socket received a datagram from this address and port, the socket now answers
-    // the datagram. The sender is a client that the Node masquerades, such as a client of a Service's `nodePort`. The
-    // answer belongs to this client, not to the Pod whose mapping has the same node port.
+    // If [`reply`] has recorded that this socket received a datagram from the call's destination address and port, the
+    // socket now answers that datagram. The sender is a client that the Node masquerades, such as a client of a
+    // Service's `nodePort`. The answer belongs to this client, not to the Pod whose mapping has the same node port.
     if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }
@@ -185,7 +185,8 @@ fn is_nat_address<F: Family>(address: &SocketAddr<F>) -> bool {
         .is_some_and(|config| config.contains(address.port) && F::node_address_index(config, address.addr).is_some())
 }
 
-/// Returns the Pod behind the mapping of this node address and port, if the mapping's allow-list admits the client.
+/// Returns the Pod behind the mapping of this node address and port, unless the mapping has an allow-list that does not
+/// contain this address.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
@@ -206,8 +207,9 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The program checks whether the allow-list contains the node address: for a connection from the Node to a node
-    // address, the kernel chooses this address also as the source.
+    // The program checks whether the allow-list contains the address that the client connects to, not the client's own
+    // address (docs/operate.md): for a connection from the Node to a node address, the kernel also chooses this address
+    // as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 

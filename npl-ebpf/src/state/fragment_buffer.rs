@@ -139,12 +139,12 @@ pub fn save_frame(skb: *mut __sk_buff, to: *mut SavedFrame) -> Result<(), Rewrit
 #[inline(always)]
 pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), RewriteError> {
     let length = length(from)?;
-    // SAFETY: the context is valid, and no pointer into the packet is held.
+    // SAFETY: the context is valid, and the program holds no pointer into the packet.
     if unsafe { bpf_skb_change_tail(skb, length, 0) } != 0 {
         return Err(RewriteError);
     }
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-    // SAFETY: the context is valid, no pointer into the packet is held, and the element has `length` bytes.
+    // SAFETY: the context is valid, the program holds no pointer into the packet, and the element has `length` bytes.
     let status = unsafe { bpf_skb_store_bytes(skb, 0, (&raw const (*from).frame).cast(), length, flags) };
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }

@@ -86,8 +86,8 @@ fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
     Some(if host_connection::is_second(first.load(), second.load(), hash, now) { second } else { first })
 }
 
-/// Returns whether a packet that leaves from a node port is a reply of the mapped Pod. The Pod's SYN-ACK belongs to a
-/// flow only if its acknowledgement number is that of a handshake.
+/// Returns whether a packet that leaves from a node port is a reply of the mapped Pod. A SYN-ACK belongs to a flow only
+/// if the SYN-ACK acknowledges the SYN of a handshake.
 #[inline(always)]
 fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };

@@ -17,8 +17,8 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 pub struct Epoch {
     number: u32,
     /// This value is always 0, but the program computes it from the loaded epoch. A look-up whose key contains `zero`
-    /// depends on the load of the epoch, so the processor cannot execute the look-up before the load. The looked-up
-    /// value is therefore no older than the epoch.
+    /// depends on the load of the epoch, so the processor cannot execute the look-up before the load. The result of the
+    /// look-up is therefore no older than the epoch.
     pub zero: u8,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The SCTP reassembly buffer. A first fragment of an SCTP packet waits in this buffer until the last fragment shows
-//! the datagram's length. The program needs the datagram's length to update the SCTP checksum, which is in the first
-//! fragment.
+//! Accesses the SCTP reassembly buffer. A first fragment of an SCTP packet waits in this buffer until the last fragment
+//! shows the datagram's length. The program needs the datagram's length to update the SCTP checksum, which is in the
+//! first fragment.
 //!
 //! The saved first fragment then overwrites the last fragment's skb and is re-injected. Fragments between the first and
 //! the last do not wait, because the receiver accepts fragments in any order.
@@ -39,16 +39,16 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// Offset of the end of a first fragment's datagram. It is computed from the datagram's length if the last fragment has
-/// already shown the length. For a first fragment that waits for the last one, the result is the end of the first
-/// fragment itself, because the checksum is updated at re-injection. For any other first fragment, the end is estimated
-/// from its chunks; `None` if no chunk extends beyond the fragment.
+/// Returns the offset of the end of a first fragment's datagram: computed from the datagram's length if the last
+/// fragment has already shown this length. For a first fragment that waits for the last fragment, the result is the end
+/// of the first fragment itself, because the checksum is updated when the first fragment is re-injected. For any other
+/// first fragment, the end is estimated from the fragment's chunks; `None` if no chunk extends beyond the fragment.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
 }
 
-/// Whether the packet is a re-injected first fragment, which was already counted on arrival.
+/// Returns whether the packet is a re-injected first fragment, which was already counted on arrival.
 #[inline(always)]
 pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
@@ -61,13 +61,14 @@ pub fn hold_noted() -> bool {
     npl_sctp_wait() != 0
 }
 
-/// Whether this is the first fragment of an SCTP packet.
+/// Returns whether the packet is the first fragment of an SCTP packet.
 #[inline(always)]
 pub const fn is_first<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_first && chain.fragment.content == protocol::SCTP
 }
 
-/// Whether this can be the last fragment of an SCTP packet: a later IPv6 fragment need not name the transport protocol.
+/// Returns whether the packet can be the last fragment of an SCTP packet: a later IPv6 fragment need not name the
+/// transport protocol.
 #[inline(always)]
 pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
     chain.fragment.is_last && (chain.fragment.content == protocol::SCTP || chain.fragment.protocol == 0)
@@ -141,8 +142,8 @@ extern "C" fn npl_sctp_wait() -> u32 {
     1
 }
 
-/// Implements [`datagram_end`]. Returns 0 if the end is unknown. The function is exported like [`npl_sctp_lookup`]: if
-/// it were not, the verifier would check all instructions after the call once for each chunk.
+/// Implements [`datagram_end`]. Returns 0 if the end is unknown. The function is exported, so that the verifier does
+/// not check all instructions after the call once for each chunk.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
@@ -190,21 +191,21 @@ extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direct
     u32::from(load_frame(skb, last).is_err())
 }
 
-/// Whether a slot contains a first fragment or a datagram's length, and this content has not expired.
+/// Returns whether a slot contains a first fragment or a datagram's length, and this content has not expired.
 #[inline(always)]
 fn is_fresh(slot: *mut SavedFrame) -> bool {
     field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS
 }
 
-/// Whether a slot contains a first fragment that waits or is being re-injected. A slot that contains only the length of
-/// a datagram counts as free.
+/// Returns whether a slot contains a first fragment that waits or is being re-injected. A slot that contains only the
+/// length of a datagram counts as free.
 #[inline(always)]
 fn is_occupied(slot: *mut SavedFrame) -> bool {
     let length = field!(slot, datagram_length).load();
     is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
 }
 
-/// Stores the value that [`noted`] returns to the later steps. For a first fragment, `length` is the datagram's length
+/// Stores the value that [`noted`] returns in the later steps. For a first fragment, `length` is the datagram's length
 /// if the last fragment has already arrived, [`WAITING`] if a copy of the first fragment was saved, and otherwise 0.
 #[inline(always)]
 fn set_noted(length: u32) {
@@ -213,8 +214,8 @@ fn set_noted(length: u32) {
     }
 }
 
-/// The value that [`set_noted`] or [`note_last`] has stored; 0 unless the current packet is a first SCTP fragment, or
-/// may be a last SCTP fragment.
+/// Returns the value that [`set_noted`] or [`note_last`] has stored; 0 unless the current packet is a first SCTP
+/// fragment, or may be a last SCTP fragment.
 #[inline(always)]
 fn noted() -> u32 {
     FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())

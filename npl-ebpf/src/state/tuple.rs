@@ -36,7 +36,7 @@ pub struct NatAddress<F: HeaderLayout> {
     pub port: u16,
 }
 
-/// The Pod to which a mapping leads, and the properties of the mapping.
+/// The Pod address and Pod port to which a mapping translates requests, and the properties of the mapping.
 pub struct Backend<F: HeaderLayout> {
     pub addr: F::Addr,
     /// The port, in host byte order.

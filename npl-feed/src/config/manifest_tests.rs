@@ -46,7 +46,7 @@ fn the_pod_has_no_privilege() {
     assert_eq!(container["image"], concat!("localhost/npl-feed:", env!("CARGO_PKG_VERSION")));
 }
 
-/// Tests that each environment variable in the manifest has the default value of its command-line flag.
+/// Tests that each environment variable in the manifest has the default value of the variable's command-line flag.
 #[test]
 fn each_variable_has_the_default_of_its_flag() {
     let pod = object("Deployment")["spec"]["template"]["spec"].clone();

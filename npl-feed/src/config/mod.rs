@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line of `npl-feed`.
+//! Defines the command line of `npl-feed`.
 
 use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -93,12 +93,12 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
-    /// The key of the certificate of `--tls-cert`, a PEM file.
+    /// Use the private key in this PEM file for the certificate of `--tls-cert`.
     #[arg(long, env = "NPL_FEED_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
     /// Serve xDS and HTTP only to clients with a certificate that a CA of this PEM file has signed. The kubelet's HTTP
-    /// probes have no certificate: use TCP probes of the port.
+    /// probes send no certificate, so configure TCP probes of the port.
     #[arg(long, env = "NPL_FEED_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
 
@@ -162,7 +162,7 @@ impl fmt::Display for Listen {
 }
 
 /// The maximum length of the zone's name in characters, without the final dot. A DNS name has at most 255 bytes. The
-/// longest name below the zone, `_PORT._PROTOCOL.SERVICE.NAMESPACE`, takes 151 of them, and the zone's name takes two
+/// longest name below the zone, `_PORT._PROTOCOL.SERVICE.NAMESPACE`, takes 151 bytes, and the zone's name takes two
 /// bytes more than it has characters.
 const LONGEST_ZONE: usize = 255 - (17 + 6 + 64 + 64) - 2;
 

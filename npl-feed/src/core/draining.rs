@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The index of the withdrawn entries that are draining, by target and by the end of the drain. With the index, a
-//! change of one Pod visits no other draining Pods than the affected ones, even while many thousand Pods drain.
+//! Indexes the withdrawn entries that are draining, by target and by the end of the drain. With this index, a change of
+//! one Pod visits only the affected draining Pods, even while many thousand Pods drain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use super::{
 /// The Pods with withdrawn entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Draining {
-    /// The Pod whose withdrawn entry has this target. There is at most one such Pod: an entry is withdrawn only if no
-    /// other Pod claims its target, and a later claim ends the drain.
+    /// By target: the Pod that has the withdrawn entry. A target has at most one such Pod: an entry drains only while
+    /// no Pod claims the entry's target.
     by_target: BTreeMap<Target, PodKey>,
     by_end: BTreeSet<(u64, PodKey)>,
 }
@@ -42,7 +42,7 @@ impl Draining {
         self.by_end.first().map(|(until, _)| *until)
     }
 
-    /// Returns the Pods with a drain that is over.
+    /// Returns the Pods that have a withdrawn entry whose drain is over.
     pub(super) fn ended(&self, now: u64) -> BTreeSet<PodKey> {
         let ended = self.by_end.iter().take_while(|(until, _)| *until <= now);
         ended.map(|(_, pod)| pod.clone()).inspect(|_| work::count(Operation::Visit, 1)).collect()

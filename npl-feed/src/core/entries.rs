@@ -2,8 +2,8 @@
 //! Decides which entries of a Pod's annotation the feed serves.
 //!
 //! Without an admission policy, users who may change a Pod can write its annotation. For this reason, the feed serves
-//! an annotation entry only if the entry contains an address of the Pod's Node and a node port that can lead to the
-//! Pod.
+//! an annotation entry only if the entry contains an address of the Pod's Node and a node port at which the Pod can be
+//! reached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,7 +74,7 @@ impl fmt::Display for LeftOut {
 /// The node address, node port and protocol to which a client connects. At most one Pod can answer at a target.
 pub type Target = (IpAddr, NodePort, Protocol);
 
-/// Returns the target to which an entry leads.
+/// Returns the target that an entry names.
 pub const fn target(entry: &Entry) -> Target {
     (entry.node_ip, entry.node_port, entry.protocol)
 }
@@ -91,8 +91,8 @@ const MOST_LABELS: usize = 256;
 /// The maximum number of container ports of a Pod.
 const MOST_CONTAINER_PORTS: usize = 1024;
 
-/// The annotation of a Pod whose annotation, labels or container ports were dropped by [`bound`]. No agent writes this
-/// value, because it is not JSON.
+/// The value with which [`bound`] replaces the annotation of a Pod that exceeds a limit. No agent writes this value,
+/// because it is not JSON.
 const OVERSIZED: &str = "oversized";
 
 /// Bounds the memory that a Pod takes in the feed: a malicious user may write an annotation, labels and container ports
@@ -108,7 +108,8 @@ pub fn bound(pod: &mut model::Pod) {
     }
 }
 
-/// Returns the entries that can lead to the Pod, without duplicates, and the number of left-out entries by reason.
+/// Returns the entries that the feed serves for the Pod, without duplicates, and the number of left-out entries by
+/// reason.
 pub fn of_pod(pod: &Pod, node: Option<&Node>, range: PortRange) -> (Vec<Entry>, BTreeMap<LeftOut, usize>) {
     let mut left_out = BTreeMap::new();
     let Some(text) = pod.object.annotation.as_deref().filter(|_| !pod.object.is_finished) else {
@@ -209,8 +210,8 @@ impl Claims {
         self.0.contains_key(target)
     }
 
-    /// If the Pod's claim to the target takes precedence, returns the Pod with the next claim, which would hold the
-    /// target without this Pod. Pods with later claims are not affected by a change of this Pod.
+    /// If the Pod's claim to the target takes precedence, returns the Pod with the next claim: this other Pod would
+    /// hold the target without the given Pod. A change of the given Pod does not affect Pods with later claims.
     pub fn displaced_by(&self, target: &Target, pod: &PodKey) -> Option<&PodKey> {
         match self.0.get(target).map(Vec::as_slice) {
             Some([first, second, ..]) if first.pod == *pod => Some(&second.pod),
@@ -236,7 +237,7 @@ pub struct Served {
     /// The name and the zone of the Pod's Node. The name is empty if the Pod is not scheduled; the zone is empty if the
     /// Node is unknown or has no zone.
     pub place: (Arc<str>, Arc<str>),
-    /// The entries that can lead to the Pod.
+    /// The annotation entries that the feed serves, unless another Pod's claim takes precedence.
     pub entries: Vec<Entry>,
     /// The withdrawn entries that are draining.
     pub withdrawn: Vec<Withdrawn>,
@@ -246,7 +247,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Reads the entries in a Pod's annotation, and returns the Pod with the entries that can lead to it.
+    /// Reads the entries in a Pod's annotation, and returns the Pod with the entries that the feed serves.
     pub fn new(pod: Pod, node: Option<&Node>, range: PortRange) -> Self {
         let (entries, left_out) = of_pod(&pod, node, range);
         let zone = node.map(|node| Arc::clone(&node.zone)).unwrap_or_default();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure decisions: the members of each Service port, from Pods, Services and Nodes.
+//! Decides the members of each Service port from Pods, Services and Nodes.
 //!
-//! The core does no I/O, reads no clock and writes no log. The same objects lead to the same [`snapshot::Snapshot`]
+//! The core does no I/O, reads no clock and writes no log. The same objects result in the same [`snapshot::Snapshot`]
 //! with the same version, regardless of the order in which the objects arrive. Therefore, all replicas serve the same
-//! versions, and an unchanged snapshot is not sent again.
+//! versions, and the feed does not send an unchanged snapshot again.
 
 mod draining;
 pub mod entries;

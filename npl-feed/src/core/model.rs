@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Kubernetes objects of the feed: the agent's types, and the fields that only the feed reads.
+//! Defines the Kubernetes objects that the feed reads: the agent's types, extended by the fields that only the feed
+//! reads.
 
 use std::sync::Arc;
 

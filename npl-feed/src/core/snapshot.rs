@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The snapshot that xDS, DNS and HTTP serve: the members of each Service port. The version of a snapshot is the digest
-//! of its content.
+//! Defines the snapshot that xDS, DNS and HTTP serve: the members of each Service port. The version of a snapshot is
+//! the digest of its content.
 
 use std::{
     cmp::Ordering,
@@ -71,7 +71,7 @@ pub enum Condition {
     /// The Pod is not ready: load balancers should send no requests to the member.
     NotReady,
     /// The Pod is being deleted, or the annotation entry was withdrawn. The member answers requests in progress; load
-    /// balancers should send it no new requests.
+    /// balancers should send the member no new requests.
     Draining,
 }
 
@@ -221,14 +221,15 @@ impl Snapshot {
         self.groups.values()
     }
 
-    /// Returns the Services whose groups differ from the groups of an earlier snapshot of the same cluster. All streams
-    /// share the result for the first of these earlier snapshots, which is usually the previous snapshot.
+    /// Returns the Services whose groups differ from the groups of an earlier snapshot of the same cluster. The result
+    /// of the first comparison, which is usually with the previous snapshot, is kept, so that all streams share this
+    /// result.
     pub fn services_changed_since(&self, earlier: &Self) -> Arc<BTreeSet<ServiceKey>> {
         let (version, shared) = self.changes.get(|| (earlier.version, Arc::new(self.compare(earlier))));
         if *version == earlier.version { Arc::clone(shared) } else { Arc::new(self.compare(earlier)) }
     }
 
-    /// Compares only the addresses of the groups, because [`super::state::State`] keeps unchanged groups.
+    /// Compares the groups by their addresses in memory, because [`super::state::State`] keeps unchanged groups.
     fn compare(&self, earlier: &Self) -> BTreeSet<ServiceKey> {
         work::count(Operation::Comparison, 1);
         let mut changed = BTreeSet::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The known objects of the cluster, and the member groups of its Services. After a change, only the groups of affected
-//! Services are recomputed.
+//! Keeps the known objects of the cluster, and the member groups of its Services. After a change, only the groups of
+//! affected Services are recomputed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,7 +74,8 @@ impl State {
         }
     }
 
-    /// Returns whether Pods, Services and Nodes have been listed. Until all are listed, a snapshot would lack members.
+    /// Returns whether Pods, Services and Nodes have been listed. Until all three kinds of objects are listed, a
+    /// snapshot would lack members.
     pub const fn is_complete(&self) -> bool {
         matches!(self.listed, (true, true, true))
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the DNS server's limits: clients outside the allow list, connections with incomplete queries, and clients
-//! that do not read the answers.
+//! Tests the DNS server's limits: for clients outside the allow list, for connections with incomplete queries, and for
+//! clients that do not read the answers.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The DNS server: `_PORT._PROTOCOL.SERVICE.NAMESPACE.ZONE` has an SRV record for each ready member.
+//! Serves DNS: the name `_PORT._PROTOCOL.SERVICE.NAMESPACE.ZONE` has an SRV record for each ready member of a Service
+//! port.
 
 mod names;
 mod tcp;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! DNS by TCP. hickory's own TCP server limits neither the number of connections, nor the memory that a client reserves
-//! by announcing a long query.
+//! Serves DNS by TCP, in place of hickory's own TCP server, which limits neither the number of connections, nor the
+//! memory that a client reserves by announcing a long query.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 /// The maximum size of a query in bytes. A query with one question and EDNS0 options is much shorter.
 const LONGEST_QUERY: u16 = 4096;
 /// The time limit from one answer, or from the start of the connection, until the client has sent its next query and
-/// the answer to it is in the send buffer. A connection that exceeds the limit is closed.
+/// the answer to this query is in the send buffer. A connection that exceeds the limit is closed.
 const IDLE_CONNECTION: Duration = Duration::from_secs(10);
 
 /// Accepts connections until the future is dropped. If a new connection exceeds `limit`, the feed closes the oldest

@@ -122,7 +122,7 @@ fn addresses_of_members_resolve_and_others_do_not_exist() {
     ] {
         assert_eq!(ask(&snapshot, absent, RecordType::A).0, ResponseCode::NXDomain);
     }
-    // hickory's parser of texts does not accept this name.
+    // hickory's text parser rejects this name, so the test builds the name from labels.
     let signed = ["+61000", "2001-db8-0-0-0-0-0-1", "ip", "npl", "internal"].map(str::as_bytes);
     let answer = zone().answer(&snapshot, &Name::from_labels(signed).unwrap(), RecordType::AAAA, 512);
     assert_eq!(answer.code, ResponseCode::NXDomain);
@@ -325,7 +325,7 @@ async fn an_answer_fits_the_clients_size_or_makes_the_client_repeat_the_query_by
 }
 
 /// If not all SRV records fit into an answer, the answer contains none of them. The test tries many numbers of members,
-/// because hickory compresses only the first 120 names of a message, and later records are longer.
+/// because hickory compresses only the first 120 names of a message, so later records are longer.
 #[tokio::test]
 async fn an_answer_has_all_members_or_none() {
     let (address, publisher, task) = server(None).await;
@@ -444,7 +444,7 @@ async fn other_operations_classes_and_versions_are_refused() {
         [(update, ResponseCode::NotImp), (chaos, ResponseCode::Refused), (newer, ResponseCode::BADVERS)]
     {
         let answer = Message::from_vec(&by_udp(address, &message.to_vec().unwrap()).await).unwrap();
-        // The test compares numbers, because BADVERS and BADSIG have the same number, and hickory decodes it as BADSIG.
+        // The test compares numbers, because BADVERS and BADSIG have the same number, which hickory decodes as BADSIG.
         assert_eq!(u16::from(answer.metadata.response_code), u16::from(code));
         assert!(answer.answers.is_empty());
     }

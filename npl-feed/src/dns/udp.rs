@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! DNS by UDP. hickory's own UDP server sends each answer from the address that the kernel selects. On a machine with
-//! several addresses, this address may differ from the address to which the client sent the query, and the client then
-//! drops the answer.
+//! Serves DNS by UDP, in place of hickory's own UDP server, which sends each answer from the address that the kernel
+//! selects. On a machine with several addresses, this address may differ from the address to which the client sent the
+//! query, and the client then drops the answer.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},

@@ -104,9 +104,9 @@ impl Zone {
 
     /// Returns an answer with an SRV record for each ready member, and with the address records of the SRV records'
     /// targets. If the SRV records do not fit, the answer has none of them, because a client would treat missing SRV
-    /// records as removed members. If only the address records do not fit, the answer has no address record and no TC
-    /// bit, because the client can query the addresses. The feed stops building records as soon as the records no
-    /// longer fit, so that a query with a forged source address costs little.
+    /// records as removed members. If only the address records do not fit, the answer has no address records and does
+    /// not count as truncated (TC), because the client can query the addresses. The feed stops building records as soon
+    /// as the records no longer fit, so that a query with a forged source address costs little.
     fn members(&self, snapshot: &Snapshot, name: &Name, group: &Group, limit: usize) -> Answer {
         let mut answer = Answer::failed(ResponseCode::NoError);
         let mut free = limit.saturating_sub(HEADER_QUESTION_AND_OPT + size_of_name(name));
@@ -115,7 +115,8 @@ impl Zone {
             let Ok(target) = names::of_member(member.address, member.port, &self.name) else { continue };
             let data = RData::SRV(SRV::new(0, member.weight, member.port, target.clone()));
             let srv = record(name.clone(), data);
-            // hickory writes each owner in full before it replaces the owner by a pointer.
+            // hickory writes each owner in full before it replaces the owner by a compression pointer, so the full
+            // owner must also fit.
             let rest = free.checked_sub(size(&srv, answer.answers.len())).filter(|_| free >= size_of_name(name));
             let Some(rest) = rest else {
                 return Answer { is_truncated: true, ..Answer::failed(ResponseCode::NoError) };

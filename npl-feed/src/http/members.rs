@@ -23,7 +23,8 @@ pub struct Interfaces {
 }
 
 impl Interfaces {
-    /// Returns the version of the representation: equal members have different answers if this version differs.
+    /// Returns the version of the representation. Feeds with different versions give different answers about equal
+    /// members.
     pub(super) fn version(&self) -> Version {
         let Self { xds, zone } = self;
         let zone = zone.as_ref().map(Name::to_ascii);

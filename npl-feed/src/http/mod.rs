@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP interface: members as JSON, and in the formats of Consul, Traefik and Prometheus.
+//! Serves the HTTP interface: members as JSON, and in the formats of Consul, Traefik and Prometheus.
 
 mod consul;
 mod members;
@@ -62,7 +62,7 @@ struct Context {
 }
 
 impl Context {
-    /// Returns the permit of a long poll to wait; `None` if too many wait already.
+    /// Returns a permit with which a long poll may wait; `None` if too many long polls wait already.
     fn permit_to_wait(&self) -> Option<SemaphorePermit<'_>> {
         let permit = self.waiting.try_acquire().ok();
         if permit.is_none() {
@@ -103,8 +103,8 @@ pub fn router(published: Published, status: Arc<Status>, interfaces: Interfaces,
         .with_state(context)
 }
 
-/// Returns the routes for clients outside the allow list: the probes, whose answers contain no details and which
-/// require no token.
+/// Returns the routes for clients outside the allow list: the probes, which require no token and whose answers contain
+/// no details.
 pub fn probes(published: Published, status: Arc<Status>) -> Router {
     let readiness = move || {
         let is_ready = published.borrow().is_some();
@@ -135,7 +135,7 @@ async fn count_and_register(State(context): State<Context>, request: Request, ne
     Response::from_parts(head, parts.pop().map_or_else(Body::empty, Body::from))
 }
 
-/// The names in the path, or the answer 400 if a name is malformed.
+/// The names in the path. If a name is malformed, the request gets an answer with the status code 400.
 struct Names<T>(T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Names<T> {
@@ -206,7 +206,7 @@ async fn metrics(State(context): State<Context>) -> Response {
 }
 
 /// Answers the readiness probe. The feed is ready once it has a snapshot. While the API server is unreachable, the feed
-/// stays ready, because its members are probably still correct; the answer's text names the interrupted watches.
+/// stays ready, because the known members are probably still correct; the answer's text names the interrupted watches.
 async fn readyz(State(context): State<Context>) -> Response {
     let outage = context.status.outage();
     if context.published.borrow().is_none() {

@@ -14,9 +14,9 @@ use tokio::time::{Instant, timeout_at};
 use super::{CONSUL_INDEX, Context, JSON, problem, view::View};
 use crate::core::snapshot::{Snapshot, Version};
 
-/// The value of the header `If-None-Match`, whose lines are joined; `None` if the request has no such header, or if the
-/// header is longer than [`LONGEST_ETAGS`], because no client needs to send that many versions. Only this header is
-/// copied, so the other headers take no memory while the request waits.
+/// The value of the header `If-None-Match`, with all its lines joined by commas; `None` if the request has no such
+/// header, or if the header is longer than [`LONGEST_ETAGS`], because no client needs to send that many versions. Only
+/// this header is copied, so the other headers take no memory while the request waits.
 pub(super) struct Etags(Option<String>);
 
 /// The maximum length of the header `If-None-Match` in bytes.
@@ -137,8 +137,8 @@ impl Poll {
     }
 
     /// Answers as soon as the feed's version differs from the client's version. When the waiting time is over, or if
-    /// too many long polls wait, the answer is 304 if the client has sent the current version as its `ETag`, and the
-    /// current version otherwise.
+    /// too many long polls wait, answers with 304 if the client has sent the current version's `ETag`, and otherwise
+    /// with the current version.
     pub(super) async fn answer(&self, context: &Context, etags: &Etags, view: &View) -> Response {
         let wait = match self.wait() {
             Ok(wait) => wait,

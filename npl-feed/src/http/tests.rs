@@ -108,7 +108,7 @@ async fn the_members_of_a_service_have_names_in_each_interface() {
     assert_eq!(scene.json(&names.http).await["members"].as_array().unwrap().len(), read.ports[0].members.len());
 }
 
-/// Requests a path of the description in such a way that the answer has this status code.
+/// Sends a request for a path of the description that causes an answer with this status code.
 async fn provoke(path: &str, status: &str) -> Response {
     let existing = existing(path);
     let scene = Scene::new((status == "401").then_some("secret"));
@@ -132,7 +132,8 @@ async fn provoke(path: &str, status: &str) -> Response {
     }
 }
 
-/// Returns the part of the description to which a reference leads, or the part itself if it is no reference.
+/// If a part of the description is a reference, returns the part to which the reference points; otherwise returns the
+/// part itself.
 fn resolved<'a>(description: &'a Value, part: &'a Value) -> &'a Value {
     let place = part["$ref"].as_str().map(|reference| reference.trim_start_matches('#'));
     place.map_or(part, |place| description.pointer(place).unwrap())
@@ -149,7 +150,7 @@ fn expect_valid(description: &Value, schema: &Value, value: &Value, request: &st
     assert!(valid.is_ok(), "{request}: {value}: {valid:?}");
 }
 
-/// The headers that need no description: HTTP itself defines them for all answers.
+/// The headers that need no description, because HTTP itself defines these headers for all answers.
 const GENERAL_HEADERS: [&str; 3] = ["content-type", "content-length", "www-authenticate"];
 
 /// Checks the headers and the body of an answer against `response`, a part of the `OpenAPI` description. The answer has
@@ -175,7 +176,8 @@ async fn expect_described(description: &Value, response: &Value, answer: Respons
     expect_valid(description, &content["schema"], &value, request);
 }
 
-/// The schemas are closed, so this test also checks that answers contain only addresses, ports, names and conditions.
+/// The schemas permit no properties that they do not name, so this test also checks that answers contain no other
+/// properties.
 #[tokio::test]
 async fn every_answer_conforms_to_the_openapi_description() {
     let description: Value = serde_json::from_str(OPENAPI).unwrap();
@@ -204,7 +206,7 @@ async fn head_has_the_headers_of_get_and_no_body() {
         assert!(item["head"].is_object(), "{path}");
         let head = scene.send(Request::head(existing(path)).body(Body::empty()).unwrap()).await;
         let get = scene.get(&existing(path)).await;
-        // The metrics count the answers, so their length may differ.
+        // The metrics count the answers, so the two answers with metrics may have different lengths.
         let mut headers = [head.headers().clone(), get.headers().clone()];
         if path == "/metrics" {
             for headers in &mut headers {
@@ -231,7 +233,7 @@ async fn other_methods_are_not_allowed() {
     }
 }
 
-/// All error answers have the same form, also those to requests that axum itself rejects.
+/// All error answers have the same form, including the answers to requests that axum itself rejects.
 #[tokio::test]
 async fn malformed_requests_are_answered_as_described() {
     let (description, scene): (Value, _) = (serde_json::from_str(OPENAPI).unwrap(), Scene::new(None));

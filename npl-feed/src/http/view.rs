@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The views of the snapshot that clients can request, and the cache of their bodies.
+//! Defines the views of the snapshot that clients can request, and caches the bodies of the views.
 
 use std::{
     collections::BTreeMap,
@@ -142,7 +142,7 @@ const PRUNE_AT_LEAST: usize = 64;
 impl Cache {
     /// Returns the body of a view. The body is rendered only if no body of the same version is in memory.
     pub(super) fn get(&self, view: &View, version: Version, snapshot: &Snapshot, interfaces: &Interfaces) -> Bytes {
-        // Names of absent services are not kept, because clients could choose any number of them.
+        // Bodies for absent services are not kept, because clients could request any number of names.
         if version == Version::default() {
             return view.render(snapshot, interfaces).into();
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches all Pods that have the annotation, all Services and all Nodes, with the watch loop of the agent's library.
+//! Watches all Pods, the Services that `--services` selects, and all Nodes, with the watch loop of the agent's library.
+//! The feed keeps only Pods with the annotation.
 
 mod objects;
 

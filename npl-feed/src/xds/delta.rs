@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The delta variant of xDS: a request subscribes to names or unsubscribes from names, and a response contains only
-//! changed resources.
+//! Implements the delta variant of xDS: a request subscribes to names or unsubscribes from names, and a response
+//! contains only changed resources.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,7 +77,8 @@ impl Session for Delta {
             (false, error) => answer(error.is_some()),
             (true, _) => "subscribe",
         };
-        // A mere ACK or NACK gets no response, because each new snapshot is sent at once.
+        // A request that only acknowledges or rejects a response gets no response, because each new snapshot is sent at
+        // once.
         let has_changed =
             !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
         let trigger = if is_new { Some(Trigger::Request) } else { has_changed.then_some(Trigger::Subscription) };

@@ -80,8 +80,8 @@ impl Reply {
         self.resources.push((field, shared));
     }
 
-    /// Returns the response as the consecutive parts of a gRPC message, which begins with a byte for "not compressed"
-    /// and the length.
+    /// Returns the response as the consecutive parts of a gRPC message, which begins with the compression flag 0 (not
+    /// compressed) and the length.
     pub(super) fn into_message(self) -> Vec<Part> {
         let resources: usize = self.resources.iter().map(|(field, shared)| field.len() + shared.len()).sum();
         let length = u32::try_from(self.fields.len() + resources).unwrap_or(u32::MAX);

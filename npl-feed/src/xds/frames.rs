@@ -40,7 +40,7 @@ where
     /// # Errors
     ///
     /// Returns the status that ends the stream if the request is malformed, too large or incomplete. The status has a
-    /// source if the connection was interrupted.
+    /// source error if the connection was interrupted.
     pub(super) async fn next<T: Message + Name + Default>(&mut self) -> Result<Option<T>, Status> {
         loop {
             if let Some(message) = self.take_message()? {

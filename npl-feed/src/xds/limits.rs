@@ -95,16 +95,16 @@ pub(super) struct OpenStream {
 }
 
 impl OpenStream {
-    /// Records the number of names to which the stream subscribes now, because of a new snapshot.
+    /// Records the number of names to which the stream subscribes after a new snapshot.
     pub(super) fn set_names(&self, names: usize) {
         let mut all = self.limits.names();
         all.set(self.number, names);
         self.status.set_xds_names(all.sum);
     }
 
-    /// Records the number of names to which the stream subscribes now, because of a request. If the sum over all
-    /// streams exceeds the limit, ends the streams with the most names, so that clients with many names do not affect a
-    /// client with few names. Returns whether this stream continues.
+    /// Records the number of names to which the stream subscribes after a request. If the sum over all streams exceeds
+    /// the limit, ends the streams with the most names, so that clients with many names do not affect a client with few
+    /// names. Returns whether this stream continues.
     pub(super) fn request_names(&self, names: usize) -> bool {
         let most = self.limits.most_names;
         let mut all = self.limits.names();
@@ -126,7 +126,7 @@ impl OpenStream {
         all.by_stream.contains_key(&self.number)
     }
 
-    /// Waits until the stream must end, because the streams subscribe to too many names.
+    /// Waits until the stream must end because all streams together subscribe to too many names.
     pub(super) async fn ended(&self) {
         self.ended.notified().await;
     }

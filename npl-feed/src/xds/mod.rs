@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The xDS v3 server: aggregated discovery (ADS), state of the world and delta.
+//! Serves xDS v3 by the aggregated discovery service (ADS), in both variants: state of the world and delta.
 //!
 //! Each stream is one task with a session, which is a state machine without I/O. While a client has not read a
 //! response, the feed computes no response from new snapshots, so the feed keeps only a few responses in memory for a
@@ -210,8 +210,8 @@ impl<S: Session> Serving<'_, S> {
     async fn answer(&mut self, request: &S::Request, snapshot: &Snapshot) -> Result<(), tonic::Status> {
         let Subscribed { kind, event, due } = self.session.subscribe(request);
         self.status.count_xds(kind, event);
-        // The names are counted before a response is built, and again after it is built, because a response to a
-        // wildcard subscription adds names.
+        // The names are counted both before and after a response is built, because a response to a wildcard
+        // subscription adds names.
         self.count_names()?;
         let Some((kind, trigger)) = due else { return Ok(()) };
         self.respond(kind, snapshot, trigger).await?;

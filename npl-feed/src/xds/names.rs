@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The names of xDS resources: `SERVICE.NAMESPACE:PORT`, where PORT is a port's name or number, as in the target
-//! `xds:///web.default:http` of a gRPC client. The port may be left out if the Service has only one port.
+//! Parses and formats the names of xDS resources: `SERVICE.NAMESPACE:PORT`, where PORT is a port's name or number, as
+//! in the target `xds:///web.default:http` of a gRPC client. The port may be left out if the Service has only one port.
 
 use std::sync::Arc;
 

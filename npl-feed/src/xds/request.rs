@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The requests of xDS clients: only the fields that the feed uses. The decoder skips all other fields, above all the
-//! description of the client's node, so that these fields take no memory.
+//! Defines the requests of xDS clients, with only the fields that the feed uses. The decoder skips all other fields,
+//! above all the description of the client's node, so that the skipped fields take no memory.
 
 use std::collections::HashMap;
 
@@ -78,8 +78,8 @@ pub(super) fn decode<T: Message + Name + Default>(bytes: &[u8]) -> Result<T, ton
 }
 
 /// Counts the fields of a message without decoding their content. A decoded name takes at least 24 bytes of memory in
-/// addition to its text, so a request with many short names would take several times its size. [`MOST_FIELDS`] limits
-/// this.
+/// addition to its text, so a request with many short names would take several times its size. [`MOST_FIELDS`] bounds
+/// this memory.
 fn count_fields(mut bytes: &[u8]) -> Result<usize, DecodeError> {
     let mut count = 0;
     while !bytes.is_empty() {

@@ -55,7 +55,7 @@ use crate::core::snapshot::{Condition, Group, Member, PortKey, Snapshot, Version
 /// A resource type of xDS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
-    /// `Cluster`. This type is the first, because a client requests the endpoints only of clusters that the client has
+    /// `Cluster`. This type comes first, because a client requests the endpoints only of clusters that the client has
     /// received.
     Cluster,
     /// `ClusterLoadAssignment`: the endpoints of a cluster.
@@ -162,8 +162,8 @@ fn sample(kind: Kind) -> Vec<u8> {
         Kind::Routes => routes(NAME).value,
         Kind::Endpoints => {
             let group = sample_group();
-            // The metadata is a map, and the entries of a map are encoded in a random order. So the metadata is left
-            // out here, and encoded separately in sorted order.
+            // The metadata is a map, and the entries of a map are encoded in a random order. The metadata is therefore
+            // left out here, and encoded separately in sorted order.
             let mut content = assignment(NAME, Some(&group), |_| None).encode_to_vec();
             let metadata = group.members.iter().flat_map(|member| metadata(member).filter_metadata);
             let fields: BTreeSet<String> = metadata

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the xDS service over connections: random bytes cause no panic in any task of the server, and rejected
+//! Tests the xDS service over connections: random bytes cause no panic in any task of the server, and rejected
 //! responses are counted.
 
 use std::{net::SocketAddr, time::Duration};

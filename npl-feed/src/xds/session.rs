@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The code that the two variants of xDS share: state of the world and delta.
+//! Contains the code that the two variants of xDS, state of the world and delta, share.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -92,7 +92,7 @@ impl SubscribedNames {
 pub(super) trait Session: Default + Send + 'static {
     type Request: prost::Message + prost::Name + Default + 'static;
 
-    /// Changes the subscriptions as the request demands.
+    /// Applies a request to the subscriptions.
     fn subscribe(&mut self, request: &Self::Request) -> Subscribed;
     /// Returns the types with subscriptions, in the order in which a client needs their responses.
     fn kinds(&self) -> Vec<Kind>;

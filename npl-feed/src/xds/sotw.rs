@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state-of-the-world variant of xDS. A request names all subscribed resources of one type. Clients remove clusters
-//! and listeners that a response lacks, so a response with clusters or listeners contains all that are subscribed.
-//! After a new snapshot, a response with endpoints or routes contains only those that have changed.
+//! Implements the state-of-the-world variant of xDS. A request names all subscribed resources of one type. Clients
+//! remove clusters and listeners that a response lacks, so a response with clusters or listeners contains all
+//! subscribed ones. After a new snapshot, a response with endpoints or routes contains only changed ones.
 
 use std::{collections::BTreeMap, mem};
 
@@ -29,7 +29,7 @@ struct Subscription {
     /// unsubscribes from all resources. Before such a request, an empty list of clusters or listeners is a wildcard
     /// subscription, and an empty list of endpoints or routes subscribes to nothing.
     has_named: bool,
-    /// By name: the version that was last sent to the client of each resource.
+    /// By resource name: the version that was last sent to the client.
     sent: BTreeMap<String, Version>,
     /// The nonce of the last response; empty before the first response.
     nonce: String,
@@ -67,8 +67,8 @@ impl Session for StateOfTheWorld {
         }
         let has_changed = subscription.subscribe(kind, &request.resource_names);
         let event = if is_answer { answer(request.error_detail.is_some()) } else { "subscribe" };
-        // A request without a nonce, such as the first request after a reconnect, always gets a response. A mere ACK or
-        // NACK gets none, because each new snapshot is sent at once.
+        // A request without a nonce, such as the first request after a reconnect, always gets a response. A request
+        // that only acknowledges or rejects a response gets no response, because each new snapshot is sent at once.
         let trigger = if is_answer { has_changed.then_some(Trigger::Subscription) } else { Some(Trigger::Request) };
         Subscribed { kind: kind.as_str(), event, due: trigger.map(|trigger| (kind, trigger)) }
     }

@@ -61,7 +61,7 @@ struct Handled<R> {
 }
 
 impl<S: Session, R: prost::Message + Default> Decoding<S, R> {
-    /// Handles a request of the complete message type, as it arrives from a client.
+    /// Handles a request that has the protocol's complete message type, as a client sends it.
     fn on_request(&mut self, request: &impl prost::Message, snapshot: &Snapshot) -> Handled<R> {
         let Subscribed { kind, event, due } = self.session.subscribe(&received(request));
         self.last = snapshot.clone();
@@ -687,8 +687,8 @@ pub(super) fn url() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Malformed requests in any sequence cause no panic, and each causes at most one response. After the malformed
-    /// requests, the session still pushes the current members of its subscribed names.
+    /// Malformed requests in any sequence cause no panic, and each request causes at most one response. After the
+    /// malformed requests, the session still pushes the current members of its subscribed names.
     #[test]
     fn malformed_requests_cause_no_panic(
         requests in prop::collection::vec(

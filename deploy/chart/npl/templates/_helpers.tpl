@@ -19,8 +19,8 @@ app.kubernetes.io/part-of: npl
 
 {{/*
 The labels by which a DaemonSet of agents selects its Pods. The labels never change: a selector is immutable. With the
-root context as the argument, the labels select all agents. The default DaemonSet has the labels of all agents, too: a
-DaemonSet controller ignores Pods that another DaemonSet owns.
+root context as the argument, the labels select all agents. The default DaemonSet also selects its Pods by the labels of
+all agents, because a DaemonSet controller ignores Pods that another DaemonSet owns.
 */}}
 {{- define "npl.selector" -}}
 app.kubernetes.io/name: npl
@@ -72,8 +72,8 @@ app.kubernetes.io/component: feed
 {{- end }}
 
 {{/*
-The affinity for the Nodes on which the image can run; for a DaemonSet of agents, only for the Nodes of its group, and
-not for Nodes of a group in `before`.
+The affinity that restricts Pods to the Nodes on which the image can run. For a DaemonSet of agents, the affinity also
+restricts the Pods to the Nodes of the DaemonSet's group, and excludes the Nodes of the groups in `before`.
 */}}
 {{- define "npl.affinity" -}}
 nodeAffinity:

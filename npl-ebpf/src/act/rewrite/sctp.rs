@@ -35,9 +35,9 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
-/// The SCTP checksum of the quoted packet before and after the change of the ports; `None` if the quote ends before the
-/// end of the checksum, or if the length of the quoted SCTP datagram is unknown. The CRC covers the whole quoted packet,
-/// whose length is read from the quoted IP header.
+/// Returns the SCTP checksum of the quoted packet before and after the change of the ports; `None` if the quote ends
+/// before the end of the checksum, or if the length of the quoted SCTP datagram is unknown. The CRC covers the whole
+/// SCTP packet, so the program needs the packet's length from the quoted IP header.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;
@@ -49,16 +49,16 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
     Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
-/// The SCTP checksum after a change of the ports. A checksum of 0 stays 0, because the value 0 means that hardware will
-/// compute the checksum. One computed checksum in 2^32 is 0 by chance: this checksum also stays 0, and the receiver
-/// drops the packet as corrupt.
+/// Returns the SCTP checksum after a change of the ports. A checksum of 0 stays 0, because the value 0 means that
+/// hardware will compute the checksum. One computed checksum in 2^32 is 0 by chance: this checksum also stays 0, and
+/// the receiver drops the packet as corrupt.
 #[inline(always)]
 fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
 }
 
-/// The product of a polynomial and an element of the CRC table. Every index has an element, so the default of 0 is
-/// never used, but the verifier requires a check of each look-up.
+/// Returns the product of a polynomial and an element of the CRC table. Every index has an element, so the default of 0
+/// is never used, but the verifier requires a check of each look-up.
 #[inline(never)]
 fn times_element(polynomial: u32, index: u32) -> u32 {
     crc::times_element(polynomial, index, |index| CRC.get(index).copied().unwrap_or(0))

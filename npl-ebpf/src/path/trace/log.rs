@@ -51,9 +51,9 @@ pub fn decide(verdict: Verdict) -> i32 {
     verdict.into_action()
 }
 
-/// Runs a step of the slow path, and logs the verdict if the step reaches one. Each step logs before the next step
-/// runs, because the next step may re-inject a fragment, and the programs that then run would overwrite this
-/// processor's [`Note`].
+/// Runs a step of the slow path, and logs the verdict if the step reaches a verdict. Each step logs before the next
+/// step runs, because the next step may re-inject a fragment, and the programs that process this fragment would
+/// overwrite this processor's [`Note`].
 #[inline(always)]
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     note_packet::<F, L2>(skb);

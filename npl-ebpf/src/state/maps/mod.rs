@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! These traits access the maps of an IP family. Each trait is for one group of maps. One macro implements the traits
-//! with the maps, keys and values of IPv4 and of IPv6.
+//! Defines the traits that access the maps of an IP family. Each trait is for one group of maps. One macro implements
+//! the traits for IPv4 and for IPv6.
 
 mod families;
 

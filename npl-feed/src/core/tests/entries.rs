@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests which entries the feed serves if a malicious user has written a Pod's annotation.
+//! Tests which entries of a Pod's annotation the feed serves, above all if a malicious user has written the annotation.
 
 use npl_agent::core::model::{ContainerPort, NodePort};
 
@@ -80,7 +80,7 @@ fn a_host_port_of_the_pod_at_the_entrys_address_is_served_outside_of_the_range()
     }
 }
 
-/// Returns the value of an annotation with this number of entries, which have the most characters that an agent writes.
+/// Returns the value of an annotation with this number of entries. Each entry has all fields that an agent writes.
 fn annotation_with(entries: usize) -> String {
     let entry = |number| {
         let port = 61_000 + number;

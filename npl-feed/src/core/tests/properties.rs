@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Property tests: the members of Service ports after any sequence of changes.
+//! Tests properties that the members of Service ports have after any sequence of changes.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -73,7 +73,8 @@ fn passed() -> impl Strategy<Value = u64> {
     prop_oneof![2 => Just(0), 3 => 0..DRAIN, 1 => Just(DRAIN)]
 }
 
-/// An entry of an annotation: the Pod's port, and the node address, node port and protocol that lead to it.
+/// An entry of an annotation: the Pod port, and the node address, node port and protocol by which clients reach this
+/// port.
 type Named = (u16, IpAddr, u16, Protocol);
 
 /// Reads the entries of a Pod's current annotation, without the code that the test checks.
@@ -156,8 +157,8 @@ proptest! {
 
     /// A member has an address of its Pod's Node, and a node port of the range. Members of different Pods differ in
     /// address, node port or protocol. The Pod's current annotation names the member's node port for the Service's
-    /// target port, unless the member drains. A draining member without such an entry had the entry within the drain
-    /// time.
+    /// target port, unless the member drains. If a draining member has no such entry, the annotation contained the
+    /// entry less than the drain time ago.
     #[test]
     fn every_member_has_an_address_and_port_of_its_pods_annotation(
         changes in prop::collection::vec((change(), passed()), 0..60)
