@@ -1,9 +1,9 @@
-// Pins flannel, which `cargo xtask setup` builds for tests with a real cluster.
+// Builds the flanneld that real Nodes are tested with: `cargo xtask setup`.
 module npl/flannel
 
 go 1.25.0
 
-// The tests use no cloud backend of flannel, and not every module proxy has the versions that flannel requires.
+// Its clouds are not what is tested, and the versions that it asks for cannot be had everywhere.
 replace github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common => github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common v1.0.1139
 
 replace github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/vpc => github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/vpc v1.0.1136

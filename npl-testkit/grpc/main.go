@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A gRPC server that answers with its name, and a client that balances its requests over the endpoints of an xDS
-// server.
+// A gRPC server that answers with its name, and a client that balances its requests over the members of an xDS server.
 package main
 
 import (
