@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! The connection tracking state machine: one pure function, [`step`]. The kernel programs call `step` for each packet
-//! that may change a conntrack entry. The agent's sweeper calls `step` for the conntrack entries, with the time for
-//! which each entry was idle ([`Event::Silence`]).
+//! that may change a conntrack entry. The agent's sweeper also calls `step` for each conntrack entry, with the time for
+//! which the entry was idle ([`Event::Silence`]).
 //!
 //! Only a client's packet opens a conntrack entry; a Pod's packet never opens one. If an entry is lost, the client's
 //! next packet recreates the entry. Entries in the phase [`Phase::ESTABLISHED`] are elements of the flow table
@@ -48,12 +48,12 @@
 //!   entry whose key is a hash of the flow and this acknowledgement number ([`reply_key`]).
 //! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
 //!   near each other: [`Numbers::admit`].
-//! * A Pod's SCTP packet belongs to an entry that a client's packet in the middle of an association opened if it answers
-//!   the client's packet: [`Numbers::are_answered_by`]. Then both verification tags of the association are known, and
-//!   the entry becomes the two entries of a handshake ([`handshake_key`], [`reply_key`]).
+//! * A Pod's SCTP packet belongs to an entry that a client's packet in the middle of an association opened if the Pod's
+//!   packet answers the client's packet: [`Numbers::are_answered_by`]. Both verification tags of the association are
+//!   then known, and the entry becomes the two entries of a handshake ([`handshake_key`], [`reply_key`]).
 //! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
-//!   acknowledgement number, and the equivalent SCTP chunk only if its verification tag is near the association's:
-//!   [`is_near_acknowledgement`].
+//!   acknowledgement number, and the equivalent SCTP chunk only if the packet's verification tag is near the recorded
+//!   tag: [`is_near_acknowledgement`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
@@ -332,12 +332,13 @@ impl Numbers {
     /// other side acknowledges, in chunks.
     pub const TSN_WINDOW: u32 = 1 << 14;
 
-    /// Whether the Pod's SCTP packet with the numbers `reply` answers the client's packet with these numbers:
+    /// Returns whether the Pod's SCTP packet with the numbers `reply` answers the client's packet with these numbers.
+    /// For this comparison:
     ///
     /// * the sequence number is the TSN of the packet's data, or a hash of its HEARTBEAT;
     /// * the acknowledgement number is the TSN that the packet's SACK or SHUTDOWN acknowledges, or a hash of the HEARTBEAT
     ///   that the packet answers;
-    /// * a number is 0 if the packet has no such chunk, and then proves nothing.
+    /// * a number is 0 if the packet has no such chunk; the number 0 matches no number.
     ///
     /// One side's sequence number must be within [`Self::TSN_WINDOW`] of the other side's acknowledgement number.
     #[inline(always)]
@@ -346,8 +347,9 @@ impl Numbers {
         is_answer(reply.acknowledgement(), self.sequence()) || is_answer(self.acknowledgement(), reply.sequence())
     }
 
-    /// The word that is stored beside the numbers of a client's SCTP packet in the reply cache: half of
-    /// [`Self::checksum`], and the packet's verification tag.
+    /// Returns the word that the reply cache stores beside the numbers of a client's SCTP packet: in the high half,
+    /// half of a checksum over the numbers, the key, the entry and the verification tag; in the low half, the
+    /// verification tag.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn checksum_with_tag(self, key: u64, entry: u64, tag: u32) -> u64 {
@@ -355,8 +357,8 @@ impl Numbers {
         checksum >> u32::BITS << u32::BITS | tag as u64
     }
 
-    /// The checksum that is stored beside these numbers in the reply cache. A program uses stored numbers only if this
-    /// checksum shows that they belong to the half-open `entry` with the key `key`.
+    /// Returns the checksum that the reply cache stores beside these numbers. A program uses stored numbers only if
+    /// this checksum shows that the numbers belong to the half-open `entry` with the key `key`.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
@@ -364,7 +366,8 @@ impl Numbers {
     }
 }
 
-/// Whether `acknowledgement` acknowledges an SCTP chunk near the TSN `sequence`; 0 means that a packet has no number.
+/// Returns whether `acknowledgement` is near the TSN `sequence`. The value 0 means that a packet has no such number,
+/// and is near no number.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_answer(acknowledgement: u32, sequence: u32) -> bool {
@@ -386,7 +389,7 @@ pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) ->
     is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
 }
 
-/// Whether `a` is less than `window` ahead of `b`, or at most `window` behind `b`, modulo 2^32.
+/// Returns whether `a` is less than `window` ahead of `b`, or at most `window` behind `b`, modulo 2^32.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn is_near(a: u32, b: u32, window: u32) -> bool {
@@ -425,8 +428,8 @@ pub enum Event {
         /// Whether more than half of the flow table that contains the entry is in use.
         is_crowded: bool,
     },
-    /// The client's packet has the flow tuple of the entry, but another NAT address than the entry, or a mapping with
-    /// another generation.
+    /// The client's packet has the flow tuple of the entry, but the packet's NAT address differs from the entry's, or
+    /// the packet's mapping has another generation.
     ClientMismatch {
         /// The flow's protocol: [`protocol`].
         protocol: u8,
@@ -481,8 +484,8 @@ pub enum Action {
     Remove,
 }
 
-/// The next state of an entry after an event, and the action that the caller executes on the entry: see the table at
-/// the top of this module.
+/// Returns the next state of an entry after an event, and the action that the caller executes on the entry: see the
+/// table at the top of this module.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
@@ -906,8 +909,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses neither a sequence number nor an acknowledgement number correctly can at most open an
-        /// entry. An entry that a forged segment opened matches no reply of another connection.
+        /// A sender who guesses neither number correctly can at most open an entry. A reply of another connection does
+        /// not match this entry.
         #[test]
         fn no_sequence_of_forged_segments_matches_a_reply_of_another_connection(
             flags in vec(any::<(u8, bool)>(), 1..20),
@@ -985,7 +988,8 @@ mod tests {
             prop_assert!(!data.are_answered_by(sack(far)) && !sack(far).are_answered_by(data));
         }
 
-        /// The stored word contains the verification tag, and matches no other key, entry, tag or numbers.
+        /// The stored word contains the verification tag. The word is valid only for the same key, entry, tag and
+        /// numbers.
         #[test]
         fn a_stored_sctp_packet_is_valid_only_for_its_entry(key: u64, entry: u64, value: u64, tag: u32, change in 1..=u32::MAX) {
             let word = Numbers(value).checksum_with_tag(key, entry, tag);

@@ -18,8 +18,8 @@
 //!    processor's cache during a SYN flood.
 //! 3. [`DATAGRAM_SLOTS`] slots of half-open UDP flows. A SYN flood overwrites none of these slots.
 //!
-//! An established flow has one slot. A handshake or half-open flow has two candidate slots, and uses the second only if
-//! the first contains another entry that waits for the Pod's first reply.
+//! An established flow has one slot. A handshake or half-open UDP flow has two candidate slots. A new entry is written
+//! to the second slot only if the first slot contains another entry that waits for the Pod's first reply.
 
 use crate::conntrack::Phase;
 
@@ -206,8 +206,7 @@ mod tests {
         assert_spread(&taken);
     }
 
-    /// The second candidate slot is a different slot of the same cache line: one of four, all with the same
-    /// probability.
+    /// The second candidate slot is one of four other slots of the same cache line, each with the same probability.
     #[test]
     fn flows_of_one_slot_spread_over_the_second() {
         let mut taken = [0_u32; 8];

@@ -31,7 +31,7 @@ pub struct Packet<F: HeaderLayout> {
     pub end: Option<NonZeroUsize>,
     /// Length of the TCP header with options, in bytes; 0 for other protocols and for slow-path packets.
     header_length: u8,
-    /// Whether a fast-path packet ends within its TCP or UDP header (after the ports).
+    /// Whether a fast-path packet ends after the ports, but within its TCP or UDP header.
     is_truncated: bool,
     /// For a fast-path packet of TCP: flags, sequence number and acknowledgement number of the segment.
     segment: Segment,

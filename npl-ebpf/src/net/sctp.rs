@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! SCTP packets (RFC 9260). An SCTP packet has a common header, which is followed by chunks.
+//! Parses SCTP packets (RFC 9260): a common header, followed by chunks.
 
 use core::mem::offset_of;
 
@@ -27,7 +27,7 @@ pub struct SctpHeader {
 pub struct Chunk {
     kind: u8,
     flags: u8,
-    /// Bytes of the chunk including this header, excluding the padding to a multiple of four.
+    /// Length of the chunk in bytes, including this header, without the padding to a multiple of four bytes.
     length: u16,
 }
 
@@ -42,12 +42,12 @@ mod chunk {
     pub const ABORT: u8 = 6;
     pub const SHUTDOWN: u8 = 7;
     pub const SHUTDOWN_ACK: u8 = 8;
-    /// RFC 8260.
+    /// DATA with message interleaving (RFC 8260).
     pub const I_DATA: u8 = 64;
 }
 
 impl Chunk {
-    /// The TCP flags that have the same meaning as this chunk.
+    /// Returns the TCP flags that have the same meaning as this chunk.
     #[inline(always)]
     pub const fn tcp_flags(self) -> u8 {
         match self.kind {
@@ -65,14 +65,14 @@ impl Chunk {
 /// verifier of Linux 6.12 also follows mispredicted branches, and could not prove that a loop ends.
 const MAX_CHUNKS: usize = 6;
 
-/// Largest number of chunks in which [`numbers`] looks for TSNs. DATA follows at most the chunks AUTH, COOKIE ACK and
-/// SACK.
+/// Largest number of chunks in which [`numbers`] looks for transmission sequence numbers (TSNs). At most the three
+/// chunks AUTH, COOKIE ACK and SACK precede DATA.
 const MAX_NUMBERED: usize = 4;
 /// Largest number of 64-bit words that [`numbers`] reads of a HEARTBEAT. The random number that Linux writes to a
 /// HEARTBEAT is the sixth word.
 const MAX_WORDS: usize = 7;
 
-/// The beginning of a chunk, with its first field. All fields are in network byte order.
+/// The header of a chunk, and the first 32-bit field after the header. All fields are in network byte order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Numbered {
@@ -86,8 +86,8 @@ pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
 pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Numbered, number);
 
-/// The TCP equivalent of an SCTP packet that ends at `end`: see [`Segment`]. The first chunk determines the flags.
-/// `None` if the packet has no chunk.
+/// Returns the TCP equivalent of an SCTP packet that ends at the offset `end`: see [`Segment`]. The packet's first
+/// chunk determines the flags. `None` if the packet has no chunk.
 #[inline(always)]
 pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     let offset = l4 + size_of::<SctpHeader>();
@@ -101,7 +101,8 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     Some(Segment::new(sequence, tag, flags))
 }
 
-/// The numbers by which a reply is recognized as the answer to a client's packet: see [`Numbers::are_answered_by`].
+/// Returns the numbers by which a program recognizes a reply as the answer to a client's packet: see
+/// [`Numbers::are_answered_by`].
 #[inline(always)]
 pub fn numbers(skb: *mut __sk_buff, l4: usize, end: usize) -> Numbers {
     Numbers(npl_sctp_numbers(skb, l4 as u32, end as u32))
@@ -146,8 +147,8 @@ extern "C" fn npl_sctp_numbers(skb: *mut __sk_buff, l4: u32, end: u32) -> u64 {
     Segment::new(sequence, acknowledgement, 0).numbers.0
 }
 
-/// A hash of the content of a HEARTBEAT, which the HEARTBEAT ACK repeats; never 0. The content includes a random number
-/// of the sender.
+/// Returns a hash of the content of a HEARTBEAT, which the HEARTBEAT ACK repeats; never 0. The content of the HEARTBEAT
+/// includes a random number of the sender.
 #[inline(always)]
 fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
     let mut hash = 0;
@@ -163,12 +164,12 @@ fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
     (hash >> u32::BITS) as u32 | 1
 }
 
-/// The likely end of the packet whose first fragment ends at `end`: the end of the chunk that extends beyond the
-/// fragment. 0 if there is no such chunk among the first [`MAX_CHUNKS`] chunks.
+/// Returns the likely end of the packet whose first fragment ends at the offset `end`: the end of the chunk that
+/// extends beyond the fragment. Returns 0 if none of the first [`MAX_CHUNKS`] chunks extends beyond the fragment.
 ///
-/// The result is correct if the sender itself fragmented the packet. A sender limits each chunk to the path MTU, so it
-/// fragments a packet only if the path MTU has become smaller than a chunk that is already built. A chunk of this size
-/// is the last chunk of its packet.
+/// The result is correct if the sender itself fragmented the packet. A sender limits each chunk to the path MTU, so the
+/// sender fragments a packet only if the path MTU has become smaller than a chunk that is already built. A chunk of
+/// this size is the last chunk of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

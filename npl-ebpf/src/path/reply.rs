@@ -152,9 +152,9 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
         // The look-up of a flow needs the sequence numbers of a reply. `segment` is therefore the segment with which
-        // the Pod would answer the quoted segment. The ICMP error changes no conntrack entry, because any host can send
-        // an ICMP error: an SCTP error has no numbers that could answer the quoted packet, and is looked up by the quoted
-        // verification tag.
+        // the Pod would answer the quoted segment. The look-up must not change a conntrack entry, because any host can
+        // send an ICMP error. For SCTP, the numbers are therefore 0, which answers no packet, and the flow is looked up
+        // by the quoted verification tag.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) =
@@ -181,8 +181,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The endpoint (Pod address, port and protocol) that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The flow's entry in the half-open cache; the value is 0 if the reply cache has no valid copy of the flow's
-    /// endpoint. A valid copy proves that the flow is established.
+    /// The flow's entry in the half-open cache if the reply cache contains a valid copy of the flow's endpoint, which
+    /// proves that the flow is established; otherwise 0.
     entry: u64,
 }
 

@@ -73,8 +73,8 @@ pub fn find_datagram_flow<F: Family>(hash: u64) -> Option<Cell<u64>> {
     F::half_open(datagram_index::<F>(hash))
 }
 
-/// Like [`find_handshake`], for a function that is itself not inlined: its callers have no free stack space for two
-/// nested frames.
+/// Like [`find_handshake`], but inlined, for callers that are not inlined themselves: there is no free stack space for
+/// two nested stack frames.
 #[inline(always)]
 pub fn find_handshake_inlined<F: Family>(key: u64) -> Option<Slot> {
     let index = index_of_handshake::<F>(key);

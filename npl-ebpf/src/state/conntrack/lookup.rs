@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Look-ups of the entry to which a packet belongs: by the flow tuple, or by the tuple and the packet's numbers.
+//! Looks up the entry to which a packet belongs: by the flow tuple, or by the flow tuple and the packet's sequence and
+//! acknowledgement numbers.
 
 use npl_common::{
     conntrack::{Numbers, Phase, Segment, handshake_key, is_handshake_reply, mid_stream_key, reply_key},
@@ -20,8 +21,8 @@ use crate::{
 };
 
 impl<F: Family> Flow<'_, F> {
-    /// The flow table's entry for a Pod's packet. `None` if the entry has another generation. Also `None` if the packet
-    /// has the SYN flag and cannot be a retransmitted SYN-ACK, because the Pod has then accepted or opened another
+    /// Returns the flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet
+    /// has the SYN flag and cannot be a retransmitted SYN-ACK: with such a packet, the Pod accepts or opens another
     /// connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
@@ -32,11 +33,11 @@ impl<F: Family> Flow<'_, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// The half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the packet's
-    /// acknowledgement number, the mid-stream entry of the flow, or a half-open entry in the flow's own slot.
+    /// Returns the half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the
+    /// packet's acknowledgement number, the mid-stream entry of the flow, or a half-open entry in the flow's own slot.
     ///
-    /// A packet whose acknowledgement number matches a handshake belongs to the handshake, whatever the phase of the
-    /// handshake's entry is. Late packets of a rejected handshake are therefore translated.
+    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase of the
+    /// handshake's entry. Late packets of a rejected handshake are therefore translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
@@ -58,9 +59,10 @@ impl<F: Family> Flow<'_, F> {
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// The half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry that
-    /// the packet's sequence and acknowledgement numbers match. `sctp_numbers` returns the numbers of an SCTP packet. If
-    /// the SCTP packet answers the client's packet, a mid-stream entry becomes the entries of a handshake.
+    /// Returns the half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry
+    /// that the packet's sequence and acknowledgement numbers match. `sctp_numbers` returns the numbers of an SCTP
+    /// packet. If the SCTP packet answers the client's packet that opened the mid-stream entry, this entry becomes the
+    /// two entries of a handshake.
     #[inline(always)]
     pub fn half_open_of_reply(
         &self,
@@ -75,7 +77,8 @@ impl<F: Family> Flow<'_, F> {
             if numbers.0 != 0 {
                 self.accept_answer(numbers, reply.acknowledgement());
             }
-            // The sequence number is also a verification tag: for an ICMP error, the tag of the quoted packet.
+            // In SCTP, the sequence number of a packet other than INIT and INIT ACK is its verification tag; for an
+            // ICMP error, the verification tag of the quoted packet.
             return self
                 .acknowledged_handshake(reply)
                 .or_else(|| F::half_open(index_of_tag::<F>(self.hash, reply.sequence())));
@@ -83,12 +86,12 @@ impl<F: Family> Flow<'_, F> {
         if has_handshake(self.protocol) {
             return self.acknowledged_handshake(reply).or_else(|| self.mid_stream_of_reply(reply));
         }
-        // If another processor has established the flow in the meantime, the flow's own slot was written before the
-        // datagram slot was cleared.
+        // Another processor may have established the flow since the own slot was read. That processor wrote the own
+        // slot before it cleared the datagram slot, so the own slot is read again.
         slots::find_datagram_flow::<F>(self.hash).or_else(|| self.half_open().map(|_| self.entry))
     }
 
-    /// The entry of the handshake whose SYN a Pod's packet acknowledges.
+    /// Returns the entry of the handshake whose SYN or INIT a Pod's packet acknowledges.
     #[inline(always)]
     fn acknowledged_handshake(&self, reply: Segment) -> Option<Cell<u64>> {
         if !has_handshake(self.protocol) {
@@ -101,8 +104,8 @@ impl<F: Family> Flow<'_, F> {
     /// opened the flow's mid-stream entry, both tags of the association are known, as after a handshake. The mid-stream
     /// entry then becomes the two entries of a handshake, which no packet with other tags matches.
     ///
-    /// The Pod's packet may match the entry of a handshake already, of which only the other entry is lost. An answer
-    /// does not change the NAT address of this handshake.
+    /// If only the entry under [`reply_key`] was lost, the Pod's packet still matches the entry under
+    /// [`handshake_key`]. The answer does not change the NAT address of that entry.
     #[inline(always)]
     fn accept_answer(&self, reply: Numbers, tag: u32) {
         let answered = answered_packet::<F>(self.hash, reply);
@@ -114,8 +117,8 @@ impl<F: Family> Flow<'_, F> {
         }
     }
 
-    /// The mid-stream entry, which a client's segment in the middle of a TCP connection opened, if the numbers of the
-    /// Pod's segment match this entry.
+    /// Returns the mid-stream entry that a client's segment in the middle of a TCP connection opened, if the numbers of
+    /// the Pod's segment match this entry.
     #[inline(always)]
     fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::TCP {
@@ -127,8 +130,8 @@ impl<F: Family> Flow<'_, F> {
         if numbers.admit(reply) { Some(slot) } else { None }
     }
 
-    /// The mid-stream entry of SCTP, if the Pod refuses the client's packet with an ABORT. The ABORT of a Pod without an
-    /// association repeats the verification tag of the client's packet.
+    /// Returns the mid-stream entry of an SCTP flow, if the Pod's packet is an ABORT that refuses the client's packet.
+    /// The ABORT of a Pod without the association repeats the verification tag of the client's packet.
     #[inline(always)]
     fn refused_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::SCTP || reply.flags & tcp_flag::RST == 0 {
@@ -137,8 +140,8 @@ impl<F: Family> Flow<'_, F> {
         F::half_open(index_of_tag::<F>(self.hash, reply.acknowledgement()))
     }
 
-    /// The slot and the key of the half-open entry that a client's packet establishes or aborts: the entry of a
-    /// handshake, or of a flow that is half-open without a handshake.
+    /// Returns the slot and the key of the half-open entry that a client's packet establishes or aborts: the entry of a
+    /// handshake, or the datagram entry of a UDP flow.
     #[inline(always)]
     pub(super) fn opened_by(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
         if has_handshake(self.protocol) {
@@ -162,8 +165,8 @@ impl<F: Family> Flow<'_, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the sequence and acknowledgement
-/// numbers of a segment of the Pod, by which handshakes are looked up.
+/// Returns whether a client has a flow to a Pod through a mapping, in any phase. `numbers` are the sequence and
+/// acknowledgement numbers of a segment of the Pod, by which handshakes are looked up.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
@@ -171,8 +174,8 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
     let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
     // Another processor may replace an entry at the same time: a mid-stream entry by the entries of a handshake, and
-    // these and a datagram entry by the flow's own entry. A program removes an entry after it has written the entries
-    // that replace it, so that entries are looked up in the order in which they follow each other.
+    // the entries of a handshake or a datagram entry by the flow's own entry. A program removes an entry only after
+    // writing the entries that replace it, so this function looks up each entry before the entries that may replace it.
     Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
         slots::find_handshake::<F>(mid_stream_key(flow.hash)).is_some()
             || flow.acknowledged_handshake(reply).is_some()
@@ -183,7 +186,7 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
     })
 }
 
-/// The stored numbers of a mid-stream entry: the sequence and acknowledgement number of the client's segment.
+/// Returns the stored numbers of a mid-stream entry: the sequence and acknowledgement numbers of the client's segment.
 #[inline(always)]
 pub(super) fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
     let cached = F::cached_reply(index)?;
@@ -192,9 +195,9 @@ pub(super) fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Opt
     if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
 }
 
-/// The verification tag (high half) and the NAT address (low half) of the client's SCTP packet that opened the flow's
-/// mid-stream entry, if the Pod's packet with the numbers `reply` answers this packet; otherwise 0. The low half has the
-/// format of a word in the half-open cache, of which it contains only the NAT address.
+/// Returns the verification tag (high half) and the NAT address (low half) of the client's SCTP packet that opened the
+/// flow's mid-stream entry, if the Pod's packet with the numbers `reply` answers the client's packet; otherwise 0. In
+/// the low half, the NAT address has the same bits as in a word of the half-open cache; all other bits are 0.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
@@ -226,7 +229,7 @@ fn store_replied<F: Family>(key: u64, nat: u64) -> bool {
     true
 }
 
-/// The index of the mid-stream entry that a client's SCTP packet with the verification tag `tag` opened;
+/// Returns the index of the mid-stream entry that a client's SCTP packet with the verification tag `tag` opened;
 /// [`slots::NONE`] if there is no such entry, or if `tag` is 0. A Pod without the association repeats the tag of the
 /// client's packet.
 ///
@@ -239,7 +242,8 @@ fn index_of_tag<F: Family>(hash: u64, tag: u32) -> u32 {
     if tag != 0 && tag == stored { index } else { slots::NONE }
 }
 
-/// The numbers ([`Numbers::are_answered_by`]) and the verification tag that a mid-stream entry of SCTP stores.
+/// Returns the numbers ([`Numbers::are_answered_by`]) and the verification tag that an SCTP flow's mid-stream entry
+/// stores.
 #[inline(always)]
 fn stored_packet<F: Family>(key: u64, entry: u64, index: u32) -> Option<(Numbers, u32)> {
     let cached = F::cached_reply(index)?;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Connection tracking for reverse NAT. Requests are translated without a conntrack entry, and the client's next packet
+//! Tracks connections for reverse NAT. Requests are translated without a conntrack entry, and the client's next packet
 //! recreates a lost entry.
 //!
 //! [`npl_common::conntrack`] contains the state machine. This module looks up a packet's entry, checks whether the
 //! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
 //! several entries. The established flow has an entry in the flow table, and a copy of this entry in the flow's slot of
 //! the half-open cache. Each handshake has an entry. A packet other than a SYN or INIT can open one more entry: a
-//! mid-stream entry (TCP) or a datagram entry (UDP, SCTP). An entry of a handshake, a mid-stream entry or a datagram
-//! entry does not affect the established flow's entry until a reply of the Pod matches it.
+//! mid-stream entry (TCP, SCTP) or a datagram entry (UDP). The entry of a handshake, a mid-stream entry and a datagram
+//! entry do not affect the established flow's entry until a reply of the Pod matches one of them.
 
 mod lookup;
 
@@ -123,7 +123,7 @@ impl<'k, F: Family> Flow<'k, F> {
         Some(Self { key, protocol, hash, entry, slot })
     }
 
-    /// The flow's entry in the flow table.
+    /// Returns the flow's entry in the flow table.
     #[inline(always)]
     pub fn table_entry(&self) -> Option<*mut F::FlowEntry> {
         F::flow_entry(self.key)
@@ -141,8 +141,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the flow's entries from its own slot and its datagram slot of the half-open cache and from the flow
-    /// table: the action of [`Event::DirectConnection`]. If there was an entry, counts a tuple conflict.
+    /// Removes the flow's entries from the flow table, and from the flow's own slot and datagram slot of the half-open
+    /// cache: the action of [`Event::DirectConnection`]. If there was an entry, counts a tuple conflict.
     #[inline(always)]
     pub fn remove(&self) {
         const { assert!(matches!(step(State::established(0, 0), Event::DirectConnection).1, Action::Remove)) };
@@ -174,22 +174,22 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// The flow's slot of the half-open cache. The slot may contain the entry of another flow.
+    /// Returns the flow's slot of the half-open cache. The slot may contain the entry of another flow.
     #[inline(always)]
     pub const fn own_slot(&self) -> Cell<u64> {
         self.entry
     }
 
-    /// The content of the flow's slot of the half-open cache, if this content is an entry of the flow.
+    /// Returns the content of the flow's slot of the half-open cache, if this content is an entry of the flow.
     #[inline(always)]
     fn half_open(&self) -> Option<u64> {
         let entry = self.entry.load();
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
 
-    /// The flow's entry in the half-open cache, and the flow's endpoint from the reply cache. `None` if the reply cache
-    /// has no valid copy of the endpoint. A valid copy proves that the flow is established with the NAT address of the
-    /// entry.
+    /// Returns the flow's entry in the half-open cache, and the flow's endpoint from the reply cache. `None` if the
+    /// reply cache has no valid copy of the endpoint. A valid copy proves that the flow is established with the NAT
+    /// address of the entry.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -215,7 +215,8 @@ impl<'k, F: Family> Flow<'k, F> {
     ///
     /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
     /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
-    /// host connection if `is_host_connection` returns true. `sctp_numbers` returns the numbers of an SCTP packet.
+    /// host connection if `is_host_connection` returns true. `sctp_numbers` returns the numbers of an SCTP packet
+    /// ([`Numbers::are_answered_by`]), and `None` for other protocols.
     #[inline(always)]
     pub fn track_request(
         &self,
@@ -295,11 +296,13 @@ impl<'k, F: Family> Flow<'k, F> {
                 // After the Pod has accepted a new connection with this flow tuple, the slot is empty, and the table
                 // still has the previous connection's entry. If a forged segment copied this entry to the slot, the
                 // client's acknowledgement would match the copy and not establish the new connection, which would then
-                // have the short timeout of an ended connection. Without an end, the copy needs no proof: the sequence
-                // numbers of a fast upload are far ahead of the recorded acknowledgement number.
+                // have the short timeout of an ended connection. If the connection in the table is not ending, the copy
+                // needs no proof: in a fast upload, the client's sequence numbers are far ahead of the recorded
+                // acknowledgement number.
                 if cached == 0 && (is_proven || !state_of(state).is_ending()) {
-                    // The copy lets later packets skip the flow table. It is written only to an empty slot: if the slot
-                    // contained another active flow's entry, the two flows would write the slot for each packet.
+                    // The copy lets later packets skip the flow table. The copy is written only to an empty slot: if
+                    // the slot contained the entry of another active flow, the two flows would overwrite each other's
+                    // entry with each packet.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -347,8 +350,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         let (state, action) = step(State::ABSENT, Event::ClientDatagram);
         if action == Action::Open {
-            // If the flow's own slot contains an entry of this flow with another NAT address, this entry is replaced,
-            // because replies are looked up in the own slot before the datagram slot.
+            // If the flow's own slot contains an entry of this flow with another NAT address, the new entry replaces
+            // this entry, because the entry of a reply is looked up in the own slot before the datagram slot.
             let slot = if half_open::matches(cached, self.hash) {
                 self.entry
             } else {
@@ -424,8 +427,9 @@ impl<'k, F: Family> Flow<'k, F> {
     fn establish(&self, request: &Request<F>, flags: u8, is_proven: bool) -> Transition {
         let mut segment = Segment { flags, ..request.segment };
         if self.protocol == protocol::SCTP && !is_proven {
-            // The packet may be forged, so its tag must not be recorded: an ABORT with the recorded tag shortens the
-            // idle timeout. An attacker does not know the flow's hash.
+            // The packet may be forged, so the program must not record the packet's tag: an ABORT with the recorded tag
+            // shortens the idle timeout. The program records a part of the flow's hash instead, which an attacker does
+            // not know.
             segment.numbers = Numbers(self.hash);
         }
         if F::insert_flow(self.key, &new_entry::<F>(&request.nat, request.generation, segment)).is_none() {
@@ -462,8 +466,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 return transition;
             }
             Action::Store => {
-                // The Pod's packet repeats the tag of the client's SCTP packet, but shows no tag of an association. Only
-                // an answer replaces the mid-stream entry, which stays "requested" until then.
+                // The Pod's packet repeats the verification tag of the client's packet, which does not prove that the
+                // association exists. Only a packet that answers the client's packet replaces the mid-stream entry.
+                // Until then, the mid-stream entry stays "requested".
                 let is_unanswered = self.protocol == protocol::SCTP
                     && state.phase.is(Phase::REPLIED)
                     && half_open::matches(entry, mid_stream_key(self.hash));
@@ -516,7 +521,7 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) -> bool {
-        // The comparison is also the right one for SCTP. The state machine ignores `is_proven` for a datagram.
+        // For SCTP, the comparison is one of verification tags. For a datagram, the state machine ignores `is_proven`.
         let is_proven = is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
         is_proven
@@ -550,7 +555,7 @@ fn open_mid_stream<F: Family>(index: u32, key: u64, entry: u64, numbers: Numbers
     action == Action::Open
 }
 
-/// Whether the flows of this protocol begin with a handshake (TCP and SCTP).
+/// Returns whether the flows of this protocol begin with a handshake (TCP and SCTP).
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
