@@ -157,8 +157,8 @@ pub struct State {
     pub phase: Phase,
     /// All TCP flags that the client has sent since the flow was established.
     pub client_flags: u8,
-    /// All TCP flags that the Pod has sent since the flow was established, without the ACK of a SYN-ACK: see
-    /// [`State::has_pod_spoken`].
+    /// All TCP flags that the Pod has sent since the flow was established. The ACK flag of a retransmitted SYN-ACK is
+    /// left out, because [`State::has_pod_spoken`] tests for ACK.
     pub pod_flags: u8,
 }
 
@@ -328,35 +328,6 @@ impl Numbers {
         self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
     }
 
-    /// The largest accepted distance between the transmission sequence number (TSN) of a chunk and the TSN that the
-    /// other side acknowledges, in chunks.
-    pub const TSN_WINDOW: u32 = 1 << 14;
-
-    /// Returns whether the Pod's SCTP packet with the numbers `reply` answers the client's packet with these numbers.
-    /// For this comparison:
-    ///
-    /// * the sequence number is the TSN of the packet's data, or a hash of its HEARTBEAT;
-    /// * the acknowledgement number is the TSN that the packet's SACK or SHUTDOWN acknowledges, or a hash of the HEARTBEAT
-    ///   that the packet answers;
-    /// * a number is 0 if the packet has no such chunk; the number 0 matches no number.
-    ///
-    /// One side's sequence number must be within [`Self::TSN_WINDOW`] of the other side's acknowledgement number.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-    pub const fn are_answered_by(self, reply: Self) -> bool {
-        is_answer(reply.acknowledgement(), self.sequence()) || is_answer(self.acknowledgement(), reply.sequence())
-    }
-
-    /// Returns the word that the reply cache stores beside the numbers of a client's SCTP packet: in the high half,
-    /// half of a checksum over the numbers, the key, the entry and the verification tag; in the low half, the
-    /// verification tag.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-    pub const fn checksum_with_tag(self, key: u64, entry: u64, tag: u32) -> u64 {
-        let checksum = self.checksum(absorb(key, tag as u64), entry);
-        checksum >> u32::BITS << u32::BITS | tag as u64
-    }
-
     /// Returns the checksum that the reply cache stores beside these numbers. A program uses stored numbers only if
     /// this checksum shows that the numbers belong to the half-open `entry` with the key `key`.
     #[inline(always)]
@@ -364,14 +335,6 @@ impl Numbers {
     pub const fn checksum(self, key: u64, entry: u64) -> u64 {
         absorb(absorb(key, entry), self.0)
     }
-}
-
-/// Returns whether `acknowledgement` is near the TSN `sequence`. The value 0 means that a packet has no such number,
-/// and is near no number.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-const fn is_answer(acknowledgement: u32, sequence: u32) -> bool {
-    acknowledgement != 0 && sequence != 0 && is_near(acknowledgement, sequence, Numbers::TSN_WINDOW)
 }
 
 /// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
@@ -392,7 +355,7 @@ pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) ->
 /// Returns whether `a` is less than `window` ahead of `b`, or at most `window` behind `b`, modulo 2^32.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
-const fn is_near(a: u32, b: u32, window: u32) -> bool {
+pub(crate) const fn is_near(a: u32, b: u32, window: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(window) < 2 * window
 }
 
@@ -844,20 +807,6 @@ mod tests {
         assert!(!numbers.admit(reset(9_001)) && !numbers.admit(reset(8_999)));
     }
 
-    const fn numbers(sequence: u32, acknowledgement: u32) -> Numbers {
-        Segment::new(sequence, acknowledgement, 0).numbers
-    }
-
-    #[test]
-    fn an_sctp_packet_without_numbers_answers_nothing() {
-        for (client, pod) in [((0, 0), (0, 0)), ((5, 0), (5, 0)), ((0, 5), (0, 5)), ((5, 0), (0, 0)), ((0, 0), (5, 5))]
-        {
-            assert!(!numbers(client.0, client.1).are_answered_by(numbers(pod.0, pod.1)), "{client:?} {pod:?}");
-        }
-        assert!(numbers(5, 0).are_answered_by(numbers(0, 5)), "the Pod acknowledges the client's data");
-        assert!(numbers(0, 5).are_answered_by(numbers(5, 0)), "the client acknowledges the Pod's data");
-    }
-
     fn events() -> impl Strategy<Value = Event> {
         let flags = any::<u8>;
         prop_oneof![
@@ -970,35 +919,6 @@ mod tests {
             };
             prop_assert!(numbers.is_near(later(ahead, behind.wrapping_neg())) && numbers.is_near(numbers));
             prop_assert!(!numbers.is_near(later(far, ahead)) && !numbers.is_near(later(ahead, far)));
-        }
-
-        /// The Pod's SCTP packet answers the client's packet if and only if the number of one side is within
-        /// [`Numbers::TSN_WINDOW`] of the number of the other side.
-        #[test]
-        fn sctp_answers_within_the_window_count_and_no_others(
-            tsn in 1..=u32::MAX, near in 0..Numbers::TSN_WINDOW, far in Numbers::TSN_WINDOW..u32::MAX - Numbers::TSN_WINDOW,
-        ) {
-            let data = numbers(tsn, 0);
-            let sack = |distance: u32| numbers(0, tsn.wrapping_add(distance));
-            for number in [tsn.wrapping_add(near), tsn.wrapping_sub(near)] {
-                prop_assert_eq!(data.are_answered_by(numbers(0, number)), number != 0);
-                prop_assert_eq!(numbers(0, number).are_answered_by(data), number != 0);
-                prop_assert!(!data.are_answered_by(numbers(number, 0)));
-            }
-            prop_assert!(!data.are_answered_by(sack(far)) && !sack(far).are_answered_by(data));
-        }
-
-        /// The stored word contains the verification tag. The word is valid only for the same key, entry, tag and
-        /// numbers.
-        #[test]
-        fn a_stored_sctp_packet_is_valid_only_for_its_entry(key: u64, entry: u64, value: u64, tag: u32, change in 1..=u32::MAX) {
-            let word = Numbers(value).checksum_with_tag(key, entry, tag);
-            prop_assert_eq!(word & u64::from(u32::MAX), u64::from(tag));
-            let wide = u64::from(change);
-            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key ^ wide << 32, entry, tag));
-            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key, entry ^ wide << 32, tag));
-            prop_assert_ne!(word, Numbers(value ^ wide).checksum_with_tag(key, entry, tag));
-            prop_assert_ne!(word, Numbers(value).checksum_with_tag(key, entry, tag ^ change));
         }
 
         #[test]

@@ -112,8 +112,9 @@ pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// Sets a record's flag for a first fragment that the host's stack forwarded. The stack must then forward all fragments
-/// of the datagram, because kernel conntrack reassembles a datagram only from fragments that pass through the stack.
+/// Returns the record with the flag which says that the host's stack forwarded the first fragment. The stack must then
+/// forward all fragments of the datagram, because kernel conntrack reassembles a datagram only from fragments that pass
+/// through the stack.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {

@@ -41,6 +41,7 @@ pub mod next_hop;
 pub mod offload;
 pub mod packet_trace;
 pub mod reason;
+mod sctp_numbers;
 pub mod socket_rnat;
 pub mod stats;
 pub mod traffic;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs the built agent as a process on a test Node, with exactly the privileges that `deploy/npl.yaml` grants to the
-//! agent's container.
+//! Runs the built agent as a process on a test Node, with the privileges that `deploy/npl.yaml` grants to the agent's
+//! container or, if [`Options::has_perfmon`] is set, to its init container.
 
 use std::env;
 use std::io;
@@ -25,6 +25,8 @@ use crate::{http, poll, tools};
 
 /// The number of `CAP_NET_ADMIN` in `linux/capability.h`.
 const CAP_NET_ADMIN: i32 = 12;
+/// The number of `CAP_PERFMON` in `linux/capability.h`.
+const CAP_PERFMON: i32 = 38;
 /// The number of `CAP_BPF` in `linux/capability.h`.
 const CAP_BPF: i32 = 39;
 
@@ -50,6 +52,9 @@ pub struct Options {
     pub log: PathBuf,
     /// The directory of the agent's local socket.
     pub runtime_dir: PathBuf,
+    /// Whether the agent has `CAP_PERFMON`, too. Then the kernel needs less than half of the time to verify the programs.
+    /// In `deploy/npl.yaml`, the init container loads the programs with this capability.
+    pub has_perfmon: bool,
     /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
 }
@@ -161,6 +166,7 @@ impl Options {
             bpffs: bpffs.to_owned(),
             log: log.to_owned(),
             runtime_dir: log.with_extension("run"),
+            has_perfmon: false,
             flags: Vec::new(),
         })
     }
@@ -208,7 +214,7 @@ pub fn find_binary() -> Result<PathBuf> {
 }
 
 fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
-    let Options { binary, node_name, netns, kubeconfig, service_account, bpffs, log, runtime_dir, flags } = options;
+    let Options { binary, node_name, netns, kubeconfig, service_account, bpffs, log, runtime_dir, .. } = options;
     let mut command = netns.command(binary)?;
     command.args(["run", "--node-name", node_name]);
     match service_account {
@@ -221,15 +227,17 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
     // The agent's socket programs would affect other processes of the test machine. Without a cgroup, the agent
     // attaches no socket programs. Tests with their own cgroup override this setting.
     command.env("NPL_CGROUP", "none").env("NPL_RUNTIME_DIR", runtime_dir);
-    command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
-    confine(&mut command, service_account.as_ref().map(|account| account.var_run.clone()));
+    command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(&options.flags);
+    let var_run = service_account.as_ref().map(|account| account.var_run.clone());
+    confine(&mut command, var_run, options.has_perfmon);
     Process::spawn("npl-agent", command, log)
 }
 
 /// Gives the process the environment of the DaemonSet's container: `/sys` of its network namespace, user 0 with two
-/// capabilities, and `no_new_privs`. The process sees the folder `var_run`, if given, as `/var/run`.
+/// capabilities (three with `has_perfmon`), and `no_new_privs`. The process sees the folder `var_run`, if given, as
+/// `/var/run`.
 #[expect(unsafe_code, reason = "only a pre_exec hook runs between fork and exec")]
-fn confine(command: &mut Command, var_run: Option<PathBuf>) {
+fn confine(command: &mut Command, var_run: Option<PathBuf>, has_perfmon: bool) {
     let hook = move || {
         unshare(CloneFlags::CLONE_NEWNS)?;
         mount(None::<&str>, c"/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
@@ -238,7 +246,12 @@ fn confine(command: &mut Command, var_run: Option<PathBuf>) {
             mount(Some(c"tmpfs"), c"/var", Some(c"tmpfs"), MsFlags::empty(), None::<&std::ffi::CStr>)?;
             symlinkat(var_run.as_path(), AT_FDCWD, c"/var/run")?;
         }
-        for capability in (0..64).filter(|capability| ![CAP_NET_ADMIN, CAP_BPF].contains(capability)) {
+        let is_kept = |capability| match capability {
+            CAP_NET_ADMIN | CAP_BPF => true,
+            CAP_PERFMON => has_perfmon,
+            _ => false,
+        };
+        for capability in (0..64).filter(|capability| !is_kept(*capability)) {
             drop_from_bounding_set(capability)?;
         }
         prctl::set_no_new_privs()?;

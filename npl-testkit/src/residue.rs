@@ -58,7 +58,7 @@ pub struct Residue {
 }
 
 impl Residue {
-    /// Lists all objects on this machine that a run or an agent may have created.
+    /// Lists all objects on this machine that a test run or an agent may have created.
     pub fn look() -> Result<Self> {
         let mut things: BTreeSet<String> = netns_lines("").chain(cgroup_lines(PREFIX)?).chain(device_lines()).collect();
         for mount in mounts::all()? {

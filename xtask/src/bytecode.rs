@@ -11,9 +11,8 @@ use crate::kernel_object::{CALL, Function, INSTRUCTION};
 const FRAME: u8 = 10;
 /// The name of the ELF section with the functions that several programs call.
 const SHARED: &str = ".text";
-/// The largest depth of nested calls. A program with deeper calls is refused. The kernel accepts at most 8 stack
-/// frames, including the program's own frame.
-const MAX_DEPTH: usize = 8;
+/// The largest number of nested stack frames that the kernel accepts, including the program's own frame.
+const MAX_FRAMES: usize = 8;
 
 /// The number of instructions and the stack size of a program, including the functions that it calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +47,8 @@ fn of_program(program: &Function, functions: &[Function]) -> Result<Use> {
 /// Returns the bytes of stack that a function and its calls use, along the chain of calls that uses most. Adds the
 /// offsets of the called functions to `called`.
 fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize>, depth: usize) -> Result<u64> {
-    if depth > MAX_DEPTH {
-        bail!("more than {MAX_DEPTH} calls are nested");
+    if depth == MAX_FRAMES {
+        bail!("more than {MAX_FRAMES} stack frames are nested");
     }
     let mut deepest = 0;
     for target in calls(function) {
@@ -159,10 +158,24 @@ mod tests {
         let nowhere = [function("program", "classifier", 0, &[call(7), EXIT])];
         let endless =
             [function("program", "classifier", 0, &[call(-1), EXIT]), function("f", ".text", 0, &[call(-1), EXIT])];
-        for (functions, problem) in [(&nowhere[..], "no function begins at 0x40"), (&endless[..], "more than 8 calls")]
+        for (functions, problem) in
+            [(&nowhere[..], "no function begins at 0x40"), (&endless[..], "more than 8 stack frames")]
         {
             let error = format!("{:#}", uses(functions).unwrap_err());
             assert!(error.starts_with("follow the calls of program: ") && error.contains(problem), "{error}");
         }
+    }
+
+    #[test]
+    fn eight_nested_stack_frames_are_accepted_and_nine_are_refused() {
+        let chain = |called: usize| {
+            let program = function("program", "classifier", 0, &[call(-1), EXIT]);
+            // Each function calls the next one, which begins two instructions later.
+            let code = |number| if number + 1 < called { [call(1), EXIT] } else { [EXIT, EXIT] };
+            let functions = (0..called).map(|number| function("f", ".text", 16 * number, &code(number)));
+            std::iter::once(program).chain(functions).collect::<Vec<_>>()
+        };
+        assert_eq!(uses(&chain(7)).unwrap()[0].stack, 8 * 32);
+        assert!(uses(&chain(8)).is_err());
     }
 }

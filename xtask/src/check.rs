@@ -18,15 +18,23 @@ pub(crate) struct Check {
 }
 
 /// The checks that run no tests, the fastest ones first.
-pub(crate) const STATIC: [Check; 8] = [
+pub(crate) const STATIC: [Check; 5] = [
     Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
     Check { name: "commit subjects", run: commits::check },
     Check { name: "features of dependencies", run: features::check },
     Check { name: "formatting", run: formatting },
+    Check { name: "licenses and sources of dependencies", run: dependencies },
+];
+
+/// The checks that compile, in the order in which two processors are best used: the compiler of the kernel programs uses
+/// only one processor. The kernel programs and the other crates have different target directories, so cargo compiles
+/// both at the same time.
+pub(crate) const COMPILING: [Check; 5] = [
     Check { name: "lints of the kernel programs", run: build_ebpf::lint },
     Check { name: "lints", run: lints },
+    Check { name: "build and budget of the kernel programs", run: || build_ebpf::build().map(drop) },
+    Check { name: "trace build of the kernel programs", run: || build_ebpf::build_trace().map(drop) },
     Check { name: "documentation", run: documentation },
-    Check { name: "licenses and sources of dependencies", run: dependencies },
 ];
 
 /// The crates, except xtask, whose unit tests need neither root nor kernel programs.
@@ -36,13 +44,8 @@ pub(crate) const UNPRIVILEGED: [&str; 6] =
 /// Runs every check, even if a check has failed.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
-    let last = [
-        // The check of the budget is not in `STATIC`: `cargo xtask test` also runs the checks of `STATIC`, but checks
-        // the budget when it builds the agent.
-        Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
-        Check { name: "tests", run: tests },
-    ];
-    for Check { name, run } in STATIC.into_iter().chain(last) {
+    let tests = Check { name: "tests", run: tests };
+    for Check { name, run } in STATIC.into_iter().chain(COMPILING).chain([tests]) {
         process::say(name);
         if let Err(error) = run() {
             process::detail(&format!("{error:#}"));

@@ -63,7 +63,7 @@ enum Command {
     Demo(demo::Options),
     /// Run a real Kubernetes cluster of several Nodes on this machine: up, down, status, kubectl, exec.
     Cluster(cluster::Options),
-    /// Run all checks and tests, also on a fresh machine.
+    /// Install what is missing on this machine, and run the checks and the default tests.
     Test(test::Options),
     /// Run the checks that need no root: tidy, commit subjects, dependencies, formatting, lints, documentation, limits
     /// of the kernel programs, unit tests.

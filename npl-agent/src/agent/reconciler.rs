@@ -280,7 +280,8 @@ impl Reconciler {
     }
 
     /// Executes operations until the core returns no operation, because nothing is left to do, or because the remaining
-    /// operations wait for an answer of the API server or for a timer. Makes at most [`MOST_ROUNDS`] passes.
+    /// operations wait for an answer of the API server or for a timer. Makes at most [`MOST_ROUNDS`] passes; the loop
+    /// continues with the remaining operations after it has handled waiting events.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;

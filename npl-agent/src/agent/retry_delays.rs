@@ -21,7 +21,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// The minimum delay before a retry, which the adapter that reported the failure requires.
+/// How long to wait at least before a failed operation is retried. The part of the agent that reported the failure,
+/// such as the datapath or the Kubernetes client, sets this minimum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryAdvice {
     /// No minimum delay.

@@ -88,8 +88,8 @@ pub enum Command {
     /// is at risk, 2 if the state of the Node cannot be read.
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
-    /// Show the mappings of this Node with their traffic, Pods, Services and states. Names and states come from the
-    /// running agent; without an agent, only the mappings in the kernel's maps are shown.
+    /// Show the mappings of this Node with their traffic, Pods, Services and states. Pods, Services and states come
+    /// from the running agent; if no agent runs, only the mappings in the kernel's maps and their traffic are shown.
     #[command(after_help = MAPPINGS_EXAMPLES)]
     Mappings(MappingsArgs),
     /// Explain why a Pod or a Service is served or not: print the conditions in order, from the state of the agent to
@@ -375,8 +375,8 @@ pub struct RetireArgs {
     #[arg(long, env = "NPL_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
 
-    /// Retire the Nodes of the DaemonSets with these names, separated by commas. The chart creates a DaemonSet for each
-    /// group of Nodes with other options.
+    /// Retire the Nodes of the DaemonSets with these names, separated by commas. The chart creates
+    /// the DaemonSet `npl-agent`, and a DaemonSet `npl-agent-NAME` for each group in `nodeGroups`.
     #[arg(
         long = "daemon-set",
         env = "NPL_DAEMON_SET",

@@ -234,7 +234,8 @@ mod tests {
         });
         assert_eq!(found.await, Confinement::Unknown);
     }
-    /// Without repeated checks, `npl-agent doctor` would always report whether a policy existed when the agent started.
+    /// If the agent checked only at its start, `npl-agent doctor` would not notice an admission policy that is removed
+    /// or applied later.
     #[tokio::test(start_paused = true)]
     async fn a_policy_that_is_removed_and_applied_again_is_noticed() {
         let denied = refusal(422, "Invalid", DENIED);

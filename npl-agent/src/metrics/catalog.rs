@@ -202,13 +202,18 @@ const LABELS: &[(&str, &[Label])] = &[
 
 const fn of_service(last: Label) -> [Label; 5] {
     [
-        Label { name: "service_namespace", values: Values::Names("Namespace of the Service, or `_other`.") },
-        Label { name: "service_name", values: Values::Names("Name of the Service, or `_other`.") },
+        Label {
+            name: "service_namespace",
+            values: Values::Names(
+                "Namespace of the Service; `_other` for the sum of all Service ports beyond the limit of `--service-metrics`.",
+            ),
+        },
+        Label { name: "service_name", values: Values::Names("Name of the Service; `_other` as above.") },
         Label {
             name: "pod_port",
-            values: Values::Names("Number of the Pod port to which the Service sends traffic, or `_other`."),
+            values: Values::Names("Number of the Pod port to which the Service sends traffic; `_other` as above."),
         },
-        Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp`, `sctp` or `_other`.") },
+        Label { name: "protocol", values: Values::Names("Protocol: `tcp`, `udp` or `sctp`; `_other` as above.") },
         last,
     ]
 }

@@ -147,7 +147,7 @@ const ROWS: [(&str, &[Panel]); 5] = [
             },
             Panel {
                 title: "Packets by reason",
-                about: "Packets that were dropped, passed untranslated, or translated in spite of a problem: docs/reference/reasons.md.",
+                about: "Packets that were dropped, passed untranslated, or translated in spite of a problem. docs/reference/reasons.md explains each reason.",
                 unit: "pps",
                 queries: &[(
                     r#"sum by (reason) (rate(npl_datapath_reason_packets_total{instance=~"$instance"}[$__rate_interval]))"#,

@@ -422,7 +422,7 @@ pub const MAPS: &[Map] = &[
         names: &[MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6],
         kind: MapKind::Array,
         capacity: half_open::REPLY_CACHE_ELEMENTS,
-        key: Content::U32("slot of the flow in the half-open cache"),
+        key: Content::U32("the flow's slot in the half-open cache (slots of established flows and handshakes only)"),
         value: Content::Type(&[CachedReply::LAYOUT]),
         purpose: "Lookup cache of replies: copies of values of `npl_endpoint_v4` and `npl_endpoint_v6`. \
                   Elements from 65 536 on belong to half-open entries that a program has created in the middle of a \

@@ -104,8 +104,8 @@ pub struct HeaderChain<F: HeaderLayout> {
 }
 
 impl<F: HeaderLayout> HeaderChain<F> {
-    /// Returns the length in bytes of the whole datagram without IP headers, if this packet is the datagram's last
-    /// fragment.
+    /// Returns the length in bytes of the whole datagram without IP headers. The result is valid only if this packet is
+    /// the datagram's last fragment.
     #[inline(always)]
     pub const fn datagram_length(&self) -> usize {
         self.fragment.offset as usize + self.end - self.headers.l4

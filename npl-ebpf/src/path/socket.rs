@@ -216,8 +216,9 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
 /// Removes the entry of a Pod that a socket has reached through a mapping, because the socket now connects or sends to
 /// the Pod directly.
 ///
-/// At `sendmsg`, the program keeps the entry of a connected socket. For an IPv6 socket that is connected to an IPv4
-/// Pod, the kernel runs the IPv4 program with the Pod's address at each send, even if the client used a mapping.
+/// At `sendmsg`, the program keeps the entry of a connected socket. For an IPv6 UDP socket that is connected to an IPv4
+/// Pod, the kernel runs the IPv4 program with the Pod's address at each send. This address therefore does not show
+/// whether the client connected through a mapping.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {

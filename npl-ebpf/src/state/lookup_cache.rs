@@ -34,8 +34,9 @@ impl Epoch {
     }
 }
 
-/// Returns the Pod behind a frontend and, in redirect and offload mode, the Pod's next hop. The function reads both
-/// from the lookup cache; on a miss, it reads both from the maps, and copies them to the cache.
+/// Returns the backend of a frontend and, in redirect and offload mode, the next hop to its Pod; `None` if no mapping
+/// exists. The function reads both from the lookup cache; on a miss, it reads both from the maps, and copies them to
+/// the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;

@@ -31,7 +31,7 @@ pub struct Config {
     #[arg(long, env = "NPL_FEED_DNS", value_name = "ADDRESS|none", default_value = "[::]:5353")]
     pub dns: Listen,
 
-    /// Serve HTTP on this address: members, probes and metrics; `none` disables HTTP.
+    /// Serve the members of Services, the health probes and the metrics by HTTP on this address; `none` disables HTTP.
     #[arg(long, env = "NPL_FEED_HTTP", value_name = "ADDRESS|none", default_value = "[::]:8080")]
     pub http: Listen,
 

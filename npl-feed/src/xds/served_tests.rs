@@ -125,7 +125,7 @@ fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..most)
 }
 
-/// Encoded requests of both variants.
+/// Generates encoded xDS requests, state-of-the-world (`DiscoveryRequest`) and delta (`DeltaDiscoveryRequest`).
 fn request() -> impl Strategy<Value = Vec<u8>> {
     let names = || prop::collection::vec(text(), 0..4);
     (any::<bool>(), url(), names(), names(), "[0-9]{0,3}", any::<bool>()).prop_map(

@@ -280,8 +280,9 @@ fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
-    // The agent must not report these two rules: neither gives a Pod a routing table other than `main`. The new address
-    // shows that the agent has read the rules, because the agent reads addresses and rules together.
+    // The agent must not report these two rules: the first is for the Node's address, and the second gives the Pod the
+    // table `main`. The new address shows that the agent has read the rules, because the agent reads addresses and
+    // rules together.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();

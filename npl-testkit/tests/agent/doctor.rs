@@ -8,6 +8,7 @@ use aya::maps::{Array, HashMap, Map, MapData};
 use npl_common::lookup_cache::{self, CachedMappingV4};
 use npl_common::mapping::{BackendV4, Frontend};
 use npl_common::names;
+use npl_testkit::agent::{Agent, Options};
 use npl_testkit::echo::Protocol;
 use npl_testkit::topology::Offload;
 use npl_testkit::{tools, traffic};
@@ -153,10 +154,9 @@ fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
 #[test]
 fn the_datapath_is_checked_with_and_without_a_running_agent() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
-    for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin"] {
+    for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin", "cap_perfmon"] {
         assert_ok(&world, key, "");
     }
-    assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
     assert_ok(&world, "agent", "running");
     assert_ok(&world, "api_server", "the agent receives changes of pods, services, nodes");
     assert_ok(&world, "annotations", "match the kernel's mappings");
@@ -192,6 +192,19 @@ table ip npl_test {
 }";
 
 /// The Pod's routing table sends packets to the second client, which drops the replies to the first client.
+#[test]
+fn programs_that_were_loaded_without_cap_perfmon_are_reported() {
+    let mut world = World::new();
+    world.create_node();
+    let options = Options { has_perfmon: false, ..world.agent_options(&[]) };
+    world.agent = Some(Agent::start(options).unwrap());
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
+}
+
 #[test]
 fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     let key = "reply_routes";

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use aya::programs::ProgramInfo;
 use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS};
+use npl_testkit::agent::{Agent, Options};
 use npl_testkit::cluster::Entry;
 use npl_testkit::consumers::{Ako, Consumer, PoolPort, Pools};
 use npl_testkit::echo::Protocol;
@@ -99,7 +100,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     let mut world = World::new();
     world.create_node();
     let flags = ["--forwarding", "offload"];
-    let options = world.agent_options(&flags);
+    let options = Options { has_perfmon: false, ..world.agent_options(&flags) };
     let said = options.command(&["load"]).unwrap();
     let loaded = programs(&world);
     let named = PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1;
@@ -108,7 +109,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     assert_eq!(options.command(&["load"]).unwrap(), said);
     assert_eq!(programs(&world), loaded, "`load` must not replace existing programs");
 
-    world.start_agent(&flags);
+    world.agent = Some(Agent::start(options.clone()).unwrap());
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");

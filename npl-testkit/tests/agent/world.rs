@@ -152,6 +152,7 @@ impl World {
         };
         let log = self.run.file("npl-agent.log");
         let mut options = Options::new(node, NODE, &kubeconfig, self.bpffs.path(), &log).unwrap();
+        options.has_perfmon = true;
         options.flags.extend(flags.iter().map(ToString::to_string));
         options
     }

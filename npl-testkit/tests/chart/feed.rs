@@ -11,7 +11,8 @@ const SERVICE: (&str, &str) = ("Service", "npl-feed");
 const BUDGET: (&str, &str) = ("PodDisruptionBudget", "npl-feed");
 const POD_MONITOR: (&str, &str) = ("PodMonitor", "npl-feed");
 const ENABLED: (&str, &str) = ("feed.enabled", "true");
-/// A value that `feed.allow` requires, so that the Service keeps the addresses of the clients.
+/// The value that `feed.allow` requires unless the Service's type is `ClusterIP`: the Service must preserve the
+/// clients' source addresses.
 const LOCAL: (&str, &str) = ("feed.service.externalTrafficPolicy", "\"Local\"");
 
 /// Chart values, each of which sets one field of one rendered object.

@@ -14,7 +14,7 @@ use npl_testkit::poll;
 use npl_testkit::topology::Device;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
-/// `ETH_P_IP` and `ETH_P_IPV6`: a socket of [`open_for`] receives frames of one of these two ethertypes.
+/// The ethertypes of IPv4 and IPv6. A socket of [`open_for`] receives only frames with the ethertype of its family.
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// The protocol number `ETH_P_ALL`, which selects frames of all protocols.

@@ -143,6 +143,19 @@ impl Tally {
         }
     }
 
+    /// Runs several checks in parallel as [`Self::side_by_side`] does, and counts each check as one test.
+    pub(crate) fn checks_side_by_side(&mut self, checks: impl IntoIterator<Item = (&'static str, fn() -> Result<()>)>) {
+        let step = |(name, run): (&str, fn() -> Result<()>)| {
+            let step = move |counts: &mut Counts| {
+                run()?;
+                counts.passed = 1;
+                Ok(true)
+            };
+            (name.to_owned(), step)
+        };
+        self.side_by_side(checks.into_iter().map(step).collect());
+    }
+
     fn enter(&mut self, name: String, kind: Kind, end: End) {
         if let End::Ran { took, counts: Counts { passed, failed, .. }, error } = &end {
             if let Some(error) = error {

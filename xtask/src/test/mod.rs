@@ -151,6 +151,7 @@ fn run_all(options: &Options, tally: &mut Tally) {
         for Check { name, run } in check::STATIC {
             tally.check(name, run);
         }
+        tally.checks_side_by_side(check::COMPILING.map(|Check { name, run }| (name, run)));
     }
     if options.is_on_host() {
         run_own_tests(options, tally);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks that each name of a public type is declared once per crate, so that a search for the name finds one type.
 //!
-//! No two types of a crate that are `pub` or `pub(crate)` may have the same name. Private and `pub(super)` types may
-//! share a name.
+//! Two `pub` or `pub(crate)` types of one crate must not have the same name, apart from the exceptions below. Private
+//! and `pub(super)` types may share a name.
 
 use std::collections::BTreeMap;
 

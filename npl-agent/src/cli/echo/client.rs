@@ -137,7 +137,7 @@ fn reason(phase: &str, error: &io::Error) -> String {
     }
 }
 
-/// Returns whether a host accepts or refuses a TCP connection attempt, instead of not answering.
+/// Returns whether a host answers a TCP connection attempt, by accepting or refusing the connection.
 pub(in crate::cli) fn is_reachable(address: std::net::SocketAddr) -> bool {
     match TcpStream::connect_timeout(&address, CONNECT) {
         Ok(_connected) => true,

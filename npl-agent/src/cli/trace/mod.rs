@@ -291,7 +291,8 @@ fn addresses_behind(agent: &AgentView, port: u16) -> Vec<TracedEndpoint> {
     distinct(views.filter_map(|view| view.pod_ip.map(TracedEndpoint::Address)))
 }
 
-/// Returns the node ports and addresses of the Pods whose names begin with `pod`.
+/// Returns the node ports and addresses of the Pods in `namespace` (or in all namespaces) whose names begin with the
+/// prefix `pod`.
 fn endpoints_of(agent: &AgentView, namespace: Option<&str>, pod: &str) -> Vec<TracedEndpoint> {
     let is_wanted = |name: Option<&str>| name.is_some_and(|name| name.starts_with(pod));
     let views = agent.node_ports.iter().filter(|view| {

@@ -64,13 +64,13 @@ checks! {
         Ok "The process has the capability.",
         Failed "The process lacks the capability.",
         Unknown "The capabilities of the process cannot be read.";
-        effect "An agent with the rights of this process cannot load programs, so no node port is served.",
+        effect "An agent with the capabilities of this process cannot load programs, so no node port is served.",
         action "Run the agent as uid 0 with `CAP_BPF`, as `deploy/npl.yaml` does.";
     cap_net_admin: "Does this process have the capability `CAP_NET_ADMIN`?"
         Ok "The process has the capability.",
         Failed "The process lacks the capability.",
         Unknown "The capabilities of the process cannot be read.";
-        effect "An agent with the rights of this process cannot attach programs, so no node port is served.",
+        effect "An agent with the capabilities of this process cannot attach programs, so no node port is served.",
         action "Run the agent as uid 0 with `CAP_NET_ADMIN`, as `deploy/npl.yaml` does.";
     cap_perfmon: "Were the programs loaded with `CAP_PERFMON`, so that they contain no speculation barriers?"
         Ok "The programs were loaded with the capability, or no programs are loaded yet.",
@@ -109,7 +109,7 @@ checks! {
         Warning "The programs do not support at least one of these devices.",
         Unknown UNREADABLE;
         effect "Clients behind an unsupported device are not served. All other clients are served.",
-        action "Set `reorder_hdr on` for a VLAN, and `remote` or `external` for a GRE tunnel. Before Linux 6.6, replace an `ingress` qdisc by `clsact`. Alternatively, name only the supported uplinks with `--devices`.";
+        action "Set `reorder_hdr on` for a VLAN, and `remote` or `external` for a GRE tunnel. Before Linux 6.6, replace an `ingress` qdisc by `clsact`. If no client uses the unsupported devices, name only the supported uplinks with `--devices`.";
     addresses: "Do node ports work on every address of the Node?"
         Ok "Node ports work on all addresses, or no map is pinned yet.",
         Warning "Node ports do not work on at least one address.",

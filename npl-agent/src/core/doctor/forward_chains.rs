@@ -66,7 +66,8 @@ pub enum Verdict {
     Accept,
     /// The packet is dropped, or rejected with a RST or an ICMP error.
     Refuse,
-    /// Evaluation continues in the named chain of the same table, and returns to the next rule.
+    /// Evaluation continues in the named chain of the same table. If no rule there decides, evaluation continues at the
+    /// rule after this one.
     Jump(String),
     /// Evaluation continues in the named chain of the same table, and does not return to the chain of this rule.
     Goto(String),

@@ -139,7 +139,7 @@ pub struct DatapathFacts {
     pub pod_ports: BTreeMap<IpAddr, BTreeSet<(Protocol, PodPort)>>,
     /// The forwarding mode in which the programs redirect packets; `None` if the host's stack forwards all packets.
     pub forwarding: Option<Forwarding>,
-    /// The addresses of the Pods whose packets are redirected.
+    /// The addresses of the Pods with a next hop, to which the programs may redirect packets.
     pub redirected: BTreeSet<IpAddr>,
     /// Whether the agent redirects no packets in spite of `--forwarding redirect`, because a policy engine filters
     /// packets.

@@ -9,8 +9,8 @@ use crate::core::devices::{
 
 const UPLINK: u32 = 2;
 
-/// A change of a healthy Node's facts, and the expected finding: the key of the check, the state, and parts of the text
-/// and of the advice.
+/// One test case: a function that adds a fault to the facts of a healthy Node, and the expected finding (key of the
+/// check, state, part of the text, part of the advice).
 type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
 
 pub(super) fn is(value: &str) -> Setting {

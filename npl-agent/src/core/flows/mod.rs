@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Decides which conntrack entries the sweeper removes, by the state machine of [`npl_common::conntrack`].
 //!
-//! A full flow table evicts the least recently used entry, which may be an idle open connection. The sweeper removes
-//! closed connections and short UDP exchanges before the table is full.
+//! If a flow table is full, the kernel evicts the least recently used entry, which may belong to an idle open
+//! connection. The sweeper removes closed connections and short UDP exchanges before the table is full.
 
 pub mod evictions;
 pub mod half_open;

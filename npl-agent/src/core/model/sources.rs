@@ -179,7 +179,8 @@ pub struct AllowList {
     pub sources: Sources,
     /// The first list entry that cannot be parsed, if any.
     pub unreadable: Option<Unreadable>,
-    /// The number of list entries after the first [`MAX_RANGES`] different ranges; the agent ignores these entries.
+    /// The number of list entries with other ranges than the first [`MAX_RANGES`] different ranges; the agent ignores
+    /// these entries.
     pub beyond: usize,
 }
 
@@ -205,10 +206,12 @@ impl AllowList {
         let mut list = Self::ABSENT;
         let entries = (1..).zip(text.split(',').map(str::trim)).filter(|(_, entry)| !entry.is_empty());
         for (position, entry) in entries {
-            if ranges.len() == MAX_RANGES {
-                list.beyond += 1;
-            } else if let Some(range) = SourceRange::read(entry) {
-                ranges.insert(range);
+            if let Some(range) = SourceRange::read(entry) {
+                if ranges.len() < MAX_RANGES {
+                    ranges.insert(range);
+                } else if !ranges.contains(&range) {
+                    list.beyond += 1;
+                }
             } else if let Some(first) = &mut list.unreadable {
                 first.others += 1;
             } else {

@@ -74,7 +74,7 @@ pub struct Sent {
 pub struct DrainEnd {
     /// Before this time, every request must be answered.
     pub earliest: Elapsed,
-    /// After this time, no request may be answered.
+    /// A request that is sent after this time must not be answered.
     pub latest: Elapsed,
 }
 

@@ -163,7 +163,9 @@ impl Warnings {
             |problem: &&Problem| !self.current.contains(problem) && !self.given.contains_key(&subject(problem));
         let new: Vec<_> = problems.iter().filter(is_new).cloned().collect();
         self.given.extend(new.iter().map(|problem| (subject(problem), now)));
-        self.current = problems.iter().cloned().collect();
+        // A problem that was not logged because of an earlier log line is logged later, if it lasts.
+        let is_logged = |problem: &&Problem| self.current.contains(problem) || new.contains(problem);
+        self.current = problems.iter().filter(is_logged).cloned().collect();
         new
     }
 }

@@ -145,6 +145,16 @@ fn a_lasting_problem_is_warned_of_once_and_delays_no_other() {
     assert_eq!(warnings.observe(&three, Moment(2 * QUIET_MILLIS)), [unsupported("s")]);
 }
 
+#[test]
+fn a_lasting_problem_that_another_of_its_object_delays_is_warned_of_after_the_quiet_time() {
+    let mut warnings = Warnings::default();
+    let (former, lasting) = ([exhausted("p", 80)], [exhausted("p", 81)]);
+    assert_eq!(warnings.observe(&former, Moment(0)), former);
+    assert!(warnings.observe(&lasting, Moment(1_000)).is_empty());
+    assert_eq!(warnings.observe(&lasting, Moment(QUIET_MILLIS + 1_000)), lasting);
+    assert!(warnings.observe(&lasting, Moment(3 * QUIET_MILLIS)).is_empty());
+}
+
 /// The number of Nodes of a large cluster.
 const NODES: usize = 5_000;
 /// The time in milliseconds for which the API server keeps an Event.

@@ -102,6 +102,9 @@ fn ranges_beyond_the_limit_allow_no_source() {
     assert_eq!((list.sources.ranges().count(), list.beyond), (MAX_RANGES, 3));
     let list = AllowList::read(&entries[..MAX_RANGES].join(","));
     assert_eq!((list.sources.ranges().count(), list.beyond), (MAX_RANGES, 0));
+    let list = AllowList::read(&[&entries[..MAX_RANGES], &["10.0.0.0/24".into(), "web".into()]].concat().join(","));
+    let unreadable = list.unreadable.map(|it| (it.position, it.entry));
+    assert_eq!((list.beyond, unreadable), (0, Some((MAX_RANGES + 2, "web".into()))), "a repeated range is allowed");
     let same = vec!["192.0.2.1"; 10_000].join(",");
     assert_eq!((ranges(&same).as_str(), AllowList::read(&same).beyond), ("192.0.2.1/32", 0), "each range counts once");
 }

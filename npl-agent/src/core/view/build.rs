@@ -18,7 +18,8 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// Returns all allocated node ports, followed by all published host ports.
+    /// Returns all node ports that are in use, draining or quarantined, followed by the host ports that are published
+    /// in place of mappings.
     pub fn node_port_views(&self, now: Moment) -> Vec<NodePortView> {
         let held = self.ports.iter().map(|(frontend, claim)| self.held_view(*frontend, claim, now));
         let pods = self.snapshot.pods();

@@ -268,7 +268,8 @@ fn outside_of_namespaces(state: &PlannerState, namespace: &str) -> Option<LinkRe
     })
 }
 
-/// Answers a question from the state of the planner. Only the facts about devices are taken from `view`.
+/// Answers a question from the state of the planner. `view` supplies only the state of the devices; everything else
+/// comes from `state`.
 pub fn explain(state: &PlannerState, view: &AgentView, question: &Question) -> Explanation {
     let chains = match question {
         Question::Pod(key, port) => pod::chains(state, view, key, *port, None),

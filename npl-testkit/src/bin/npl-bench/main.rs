@@ -76,7 +76,8 @@ struct Effort {
     longest: Duration,
     /// The number of turns per round for requests. A turn measures the mapping and the Pod's own address.
     turns: usize,
-    /// The number of requests per turn over one connection through a Node.
+    /// The number of requests that a turn sends over each of two connections: one through the mapping, and one to the
+    /// Pod's own address. Warm-up requests are not counted.
     questions: usize,
     /// The number of turns per round for streams. A turn measures the mapping and the Pod's own address.
     streams: usize,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests upgrades from an earlier ABI version, changes of the size or the name of a map, and rollbacks from a later ABI
-//! version. The next agent copies the entries of maps of an earlier ABI version or another size, and renames the pins
-//! of maps with former names. The agent copies no entries from maps of a later ABI version.
+//! version. The agent that takes over copies the entries of maps that have an earlier ABI version or another size, and
+//! renames the pins of maps that had another name in an earlier build. The agent copies no entries from maps of a later
+//! ABI version.
 
 use std::collections::BTreeSet;
 use std::fs;

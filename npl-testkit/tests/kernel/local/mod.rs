@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests clients on the Node and in its Pods. The processes of the clients are in a cgroup of the test.
+//! Tests mappings with clients on the Node and in its Pods. The processes of the clients are in a cgroup of the test.
 
 mod addresses;
 mod lifecycle;

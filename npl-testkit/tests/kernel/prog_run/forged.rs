@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests forged segments with a client's address. The attacker is off-path, that is, sees none of the client's packets,
-//! and guesses no sequence number correctly.
+//! Tests that segments with a client's forged source address do not disturb the client's connection. The attacker is
+//! off-path, that is, sees none of the client's packets, and guesses no sequence number correctly.
 
 use std::net::SocketAddr;
 

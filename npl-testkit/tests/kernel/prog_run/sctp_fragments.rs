@@ -122,7 +122,7 @@ fn becomes_without_slot(lab: &mut Lab, program: &'static str, frame: &[u8], byte
     assert_eq!(run_without_slot(lab, program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
 }
 
-/// Returns the time by the clock that the kernel programs use.
+/// Returns the time of `CLOCK_MONOTONIC`, which the kernel programs read with `bpf_ktime_get_ns`.
 fn now() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap().into()
 }

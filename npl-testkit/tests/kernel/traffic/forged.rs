@@ -94,7 +94,8 @@ impl Scene {
         }
     }
 
-    /// Returns every address that leads to the Pod port: the mapping, the other node address, and the Pod.
+    /// Returns the three destinations by which a client reaches the Pod port: the node port at each of the two node
+    /// addresses, and the Pod port at the Pod's own address.
     fn destinations(&self, family: Family) -> [SocketAddr; 3] {
         let other = (other_node_ip(family), NODE_PORT).into();
         [self.server(family, Path::Mapped), other, self.pod(family)]
