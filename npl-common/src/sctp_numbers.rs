@@ -26,6 +26,16 @@ impl Numbers {
         is_answer(reply.acknowledgement(), self.sequence()) || is_answer(self.acknowledgement(), reply.sequence())
     }
 
+    /// Returns these numbers; in place of a number that is 0, the number of `earlier`.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    pub const fn or_missing(self, earlier: Self) -> Self {
+        const LOW: u64 = u32::MAX as u64;
+        let high = if self.0 & !LOW == 0 { earlier.0 & !LOW } else { self.0 & !LOW };
+        let low = if self.0 & LOW == 0 { earlier.0 & LOW } else { self.0 & LOW };
+        Self(high | low)
+    }
+
     /// Returns the word that the reply cache stores beside the numbers of a client's SCTP packet: in the high half,
     /// half of a checksum over the numbers, the key, the entry and the verification tag; in the low half, the
     /// verification tag.
@@ -63,6 +73,13 @@ mod tests {
         }
         assert!(numbers(5, 0).are_answered_by(numbers(0, 5)), "the Pod acknowledges the client's data");
         assert!(numbers(0, 5).are_answered_by(numbers(5, 0)), "the client acknowledges the Pod's data");
+    }
+
+    #[test]
+    fn a_missing_number_is_taken_from_the_earlier_packet() {
+        for (later, expected) in [((0, 0), (7, 8)), ((5, 0), (5, 8)), ((0, 6), (7, 6)), ((5, 6), (5, 6))] {
+            assert_eq!(numbers(later.0, later.1).or_missing(numbers(7, 8)), numbers(expected.0, expected.1));
+        }
     }
 
     proptest! {

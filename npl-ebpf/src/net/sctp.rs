@@ -44,6 +44,10 @@ mod chunk {
     pub const SHUTDOWN_ACK: u8 = 8;
     /// DATA with message interleaving (RFC 8260).
     pub const I_DATA: u8 = 64;
+    /// Skips data up to a TSN (RFC 3758).
+    pub const FORWARD_TSN: u8 = 192;
+    /// FORWARD TSN with message interleaving (RFC 8260).
+    pub const I_FORWARD_TSN: u8 = 194;
 }
 
 impl Chunk {
@@ -65,8 +69,8 @@ impl Chunk {
 /// verifier of Linux 6.12 also follows mispredicted branches, and could not prove that a loop ends.
 const MAX_CHUNKS: usize = 6;
 
-/// Largest number of chunks in which [`numbers`] looks for transmission sequence numbers (TSNs). At most the three
-/// chunks AUTH, COOKIE ACK and SACK precede DATA.
+/// Largest number of chunks in which [`numbers`] looks for transmission sequence numbers (TSNs). In practice,
+/// few chunks precede DATA, such as AUTH, COOKIE ACK and SACK.
 const MAX_NUMBERED: usize = 4;
 /// Largest number of 64-bit words that [`numbers`] reads of a HEARTBEAT. The random number that Linux writes to a
 /// HEARTBEAT is the sixth word.
@@ -123,7 +127,8 @@ extern "C" fn npl_sctp_numbers(skb: *mut __sk_buff, l4: u32, end: u32) -> u64 {
         let Some(Numbered { chunk, number }) = context::load::<Numbered>(ctx, offset) else { break };
         let number = u32::from_be(number);
         match chunk.kind {
-            chunk::DATA | chunk::I_DATA => {
+            // The Pod answers each of these chunks by a SACK of at least this TSN.
+            chunk::DATA | chunk::I_DATA | chunk::FORWARD_TSN | chunk::I_FORWARD_TSN => {
                 sequence = number;
                 break;
             }
@@ -147,8 +152,8 @@ extern "C" fn npl_sctp_numbers(skb: *mut __sk_buff, l4: u32, end: u32) -> u64 {
     Segment::new(sequence, acknowledgement, 0).numbers.0
 }
 
-/// Returns a hash of the content of a HEARTBEAT, which the HEARTBEAT ACK repeats; never 0. The content of the HEARTBEAT
-/// includes a random number of the sender.
+/// Returns a hash of the content of a HEARTBEAT, which the HEARTBEAT ACK repeats; never 0. On Linux, the
+/// content of a HEARTBEAT includes a random number.
 #[inline(always)]
 fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
     let mut hash = 0;

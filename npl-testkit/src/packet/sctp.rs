@@ -35,6 +35,10 @@ pub mod sctp_chunks {
     pub const SHUTDOWN_COMPLETE: u8 = 14;
     /// Authenticates the chunks that follow (RFC 4895).
     pub const AUTH: u8 = 15;
+    /// Changes the settings of the association (RFC 6525).
+    pub const RE_CONFIG: u8 = 130;
+    /// Skips data up to a TSN (RFC 3758).
+    pub const FORWARD_TSN: u8 = 192;
 }
 
 /// The verification tag of both directions, and the initiate tag of INIT and INIT ACK. All these tags are equal,

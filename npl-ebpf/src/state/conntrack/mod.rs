@@ -534,7 +534,8 @@ impl<'k, F: Family> Flow<'k, F> {
 }
 
 /// Opens a mid-stream entry for a client's packet in the middle of an SCTP association that has no entry, or writes the
-/// packet's numbers and verification tag to the existing entry. Returns whether the entry is new. `index` is the index
+/// packet's numbers and verification tag to the existing entry. If the entry has the same tag, a number that the packet
+/// lacks stays the number of an earlier packet. Returns whether the entry is new. `index` is the index
 /// of the entry's slot, `key` the flow's [`mid_stream_key`], and `entry` the word of the half-open cache.
 ///
 /// A reply matches the entry if the reply's numbers answer those of the packet. The Pod discards a packet with a wrong
@@ -545,8 +546,12 @@ impl<'k, F: Family> Flow<'k, F> {
 fn open_mid_stream<F: Family>(index: u32, key: u64, entry: u64, numbers: Numbers, tag: u32) -> bool {
     let (Some(slot), Some(cached)) = (F::half_open(index), F::cached_reply(index)) else { return false };
     // The word of another flow, or a word with another NAT address or phase, counts as absent.
-    let state = State::half_open(if slot.load() == entry { Phase::REQUESTED } else { Phase::ABSENT });
+    let is_known = slot.load() == entry;
+    let state = State::half_open(if is_known { Phase::REQUESTED } else { Phase::ABSENT });
     let (_, action) = step(state, Event::ClientSegment { flags: tcp_flag::ACK, is_proven: false });
+    // The Pod's next packet may answer an earlier packet of the client, so a missing number does not replace a number.
+    let has_same_tag = is_known && cached.at(1).load() as u32 == tag;
+    let numbers = if has_same_tag { numbers.or_missing(Numbers(cached.load())) } else { numbers };
     cached.store(numbers.0);
     cached.at(1).store(numbers.checksum_with_tag(key, entry, tag));
     if action == Action::Open {

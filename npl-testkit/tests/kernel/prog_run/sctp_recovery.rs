@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use npl_common::conntrack::{Phase, mid_stream_key, reply_key};
 use npl_common::half_open;
 use npl_testkit::packet::sctp_chunks::{
-    ABORT, AUTH, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, HEARTBEAT, HEARTBEAT_ACK, INIT, INIT_ACK, SACK, SHUTDOWN,
-    SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+    ABORT, AUTH, COOKIE_ACK, COOKIE_ECHO, DATA, ERROR, FORWARD_TSN, HEARTBEAT, HEARTBEAT_ACK, INIT, INIT_ACK,
+    RE_CONFIG, SACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
 };
 use npl_testkit::packet::{Packet, Transport};
 
@@ -124,6 +124,7 @@ fn answered() -> Vec<(Vec<Chunk>, Vec<Chunk>)> {
         (vec![sack(POD_TSN), heartbeat(HEARTBEAT_ACK, 1)], vec![data(POD_TSN + 1)]),
         (vec![shutdown(POD_TSN)], vec![data(POD_TSN + 1)]),
         (vec![data(CLIENT_TSN)], vec![shutdown(CLIENT_TSN)]),
+        (vec![Chunk(FORWARD_TSN, CLIENT_TSN.to_be_bytes().to_vec())], vec![sack(CLIENT_TSN)]),
         (vec![data(CLIENT_TSN)], vec![sack(CLIENT_TSN)]),
         (vec![data(CLIENT_TSN)], vec![sack(CLIENT_TSN - 9), data(POD_TSN)]),
         (vec![data(CLIENT_TSN), data(CLIENT_TSN + 1)], vec![sack(CLIENT_TSN + 1)]),
@@ -168,6 +169,32 @@ fn newer_packet_of_the_client_replaces_the_numbers_of_an_older_one() {
         }
         assert_eq!(leaves_from(lab, CLIENT_TAG, &[heartbeat(HEARTBEAT_ACK, 2)]), Some(pod()));
         assert_eq!(leaves_from(lab, CLIENT_TAG, &[heartbeat(HEARTBEAT_ACK, 3)]), Some(node()));
+    });
+}
+
+/// A Pod may acknowledge data only after further packets of the client have arrived.
+#[test]
+fn answer_to_an_earlier_packet_of_the_client_recovers_the_entry() {
+    let earlier_numbers_stay = [
+        (data(CLIENT_TSN), sack(POD_TSN), sack(CLIENT_TSN)),
+        (data(CLIENT_TSN), Chunk(RE_CONFIG, vec![0; 4]), sack(CLIENT_TSN)),
+        (sack(POD_TSN), data(CLIENT_TSN), data(POD_TSN + 1)),
+        (heartbeat(HEARTBEAT, 1), heartbeat(HEARTBEAT_ACK, 2), heartbeat(HEARTBEAT_ACK, 1)),
+    ];
+    for (earlier, later, answer) in earlier_numbers_stay {
+        with_mappings(|lab| {
+            for chunk in [&earlier, &later] {
+                asks(lab, node(), POD_TAG, std::slice::from_ref(chunk));
+            }
+            assert_eq!(leaves_from(lab, CLIENT_TAG, std::slice::from_ref(&answer)), Some(node()), "{answer:?}");
+            establishes(lab, data(CLIENT_TSN + 1));
+        });
+    }
+    // The number of a packet with another tag is not kept: the packets of two senders give no common proof.
+    with_mappings(|lab| {
+        asks(lab, node(), FORGED_TAG, &[data(CLIENT_TSN)]);
+        asks(lab, node(), POD_TAG, &[sack(!POD_TSN)]);
+        assert_eq!(leaves_from(lab, CLIENT_TAG, &[sack(CLIENT_TSN)]), Some(pod()));
     });
 }
 
