@@ -35,6 +35,7 @@ mod refusals;
 mod restart;
 mod selector;
 mod sources;
+mod unnumbered;
 mod upgrade;
 mod views;
 mod world;
