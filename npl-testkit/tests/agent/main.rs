@@ -20,6 +20,7 @@ mod faults;
 mod formats;
 mod from_antrea;
 mod guard;
+mod host_ports;
 mod install;
 mod kubectl_plugin;
 mod life;
