@@ -39,4 +39,5 @@ mod sources;
 mod unnumbered;
 mod upgrade;
 mod views;
+mod virtual_machines;
 mod world;
