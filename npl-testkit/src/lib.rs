@@ -49,6 +49,7 @@ pub mod proxy;
 pub mod real_cluster;
 pub mod reaper;
 pub mod residue;
+pub mod rtnl;
 pub mod run;
 pub mod test_run;
 pub mod tools;

@@ -12,6 +12,7 @@ use std::{
 use npl_common::config::Config;
 use tokio::time::sleep;
 
+use super::host_ports;
 use crate::{
     config::args::NodeViewArgs,
     core::{
@@ -79,6 +80,10 @@ pub(super) async fn gather(args: &NodeViewArgs) -> Facts {
             (Err(reason), _) | (_, Err(reason)) => Err(reason.clone()),
         },
         pods_on_node_network: agent.as_ref().map(pods_on_node_network).map_err(Clone::clone),
+        host_ports: match &agent {
+            Ok(agent) => Ok(host_ports::test(agent).await),
+            Err(reason) => Err(reason.clone()),
+        },
         watches: agent.map(|agent| agent.watches),
         datapath,
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),

@@ -9,6 +9,7 @@ pub mod echo;
 mod facts;
 pub mod flows;
 pub mod generate;
+mod host_ports;
 pub mod kubectl;
 pub mod load;
 pub mod mappings;

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{MAPS, PROGRAM_LIST};
-use crate::names::{PINNED_MAPS, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, SlowPath, XDP_PROGRAMS};
+use super::{MAPS, MapKind, PROGRAM_LIST};
+use crate::names::{
+    MAP_ALLOW_V4, MAP_ALLOW_V6, PINNED_MAPS, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, SlowPath, XDP_PROGRAMS,
+};
 
 #[test]
 fn every_pinned_map_is_listed_once() {
@@ -12,6 +14,15 @@ fn every_pinned_map_is_listed_once() {
     let unique: BTreeSet<&str> = listed.iter().copied().collect();
     assert_eq!(unique.len(), listed.len());
     assert_eq!(unique, PINNED_MAPS.iter().copied().collect());
+}
+
+/// Some kernels log a report of their sanitizer when an LPM trie changes (cilium/cilium#36262), so only Nodes with allow
+/// lists may write LPM tries.
+#[test]
+fn only_the_maps_of_allow_lists_are_lpm_tries() {
+    let tries = MAPS.iter().filter(|map| map.kind == MapKind::LpmTrie);
+    let names: Vec<&str> = tries.flat_map(|map| map.names).copied().collect();
+    assert_eq!(names, [MAP_ALLOW_V4, MAP_ALLOW_V6]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use npl_agent::datapath::preflight;
 use npl_common::names;
 use npl_testkit::echo::Protocol;
-use npl_testkit::process::Process;
+use npl_testkit::rtnl::{self, RtnlLock};
 use npl_testkit::topology::Offload;
 use npl_testkit::tun::{self, Tun};
 use npl_testkit::{poll, traffic};
@@ -185,37 +185,22 @@ fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     }
 }
 
-/// The number of devices to remove. Their removal holds the kernel's RTNL lock for about eight seconds, because the
-/// kernel waits for an RCU grace period per device. The removal of the devices of hundreds of Pods would hold the lock
-/// for as long.
-const MANY: usize = 500;
-
-/// Returns the states of the agent's threads, one letter each (`proc_pid_stat(5)`).
-fn thread_states(pid: u32) -> String {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    let state = |stat: String| stat.rsplit_once(") ").and_then(|(_, after)| after.chars().next());
-    tasks.filter_map(|task| state(fs::read_to_string(task.path().join("stat")).ok()?)).collect()
-}
-
+/// For example, the removal of the devices of hundreds of Pods holds the kernel's RTNL lock for seconds.
 #[test]
 fn pods_are_published_while_the_agent_waits_for_the_rtnl_lock() {
-    // The agent surveys the devices every second, so that a survey begins while the devices are being removed.
+    // The agent surveys the devices every second, so that a survey begins while the test holds the lock.
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.create_pod("web-0");
-    let elsewhere = world.run.netns("elsewhere").unwrap();
-    let bridges: Vec<String> = (0..MANY).map(|number| format!("link add bridge{number} group 7 type bridge")).collect();
-    elsewhere.ip(&bridges.join("\n")).unwrap();
-    let mut command = elsewhere.command("ip").unwrap();
-    command.args(["link", "del", "group", "7"]);
-    let mut removal =
-        Process::spawn("removal of many devices", command, &world.run.directory().join("ip.log")).unwrap();
     let agent = world.agent().process().id();
-    poll::until("the agent to wait for the RTNL lock", LIMIT, || thread_states(agent).contains('D').then_some(()))
-        .unwrap();
+    let lock = RtnlLock::hold().unwrap();
+    let waiting = || rtnl::waiting_threads(agent).unwrap();
+    let waits = || Some(waiting()).filter(|threads| !threads.is_empty());
+    let (before, _) = poll::until("the agent to wait for the RTNL lock", LIMIT, waits).unwrap();
     world.enable_service();
     world.wait_for_entries("web-0", 2);
-    assert!(thread_states(agent).contains('D'), "the agent no longer waits for the RTNL lock");
-    poll::until("the removal of the devices", LIMIT, || removal.exit_status()).unwrap();
+    let after = waiting();
+    assert!(before.iter().all(|thread| after.contains(thread)), "{before:?} must still wait for the lock: {after:?}");
+    drop(lock);
     world.assert_served("web-0");
 }

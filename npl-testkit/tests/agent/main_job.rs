@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests the whole path: from the annotation of a Service to a packet that the Pod answers.
 
+use npl_testkit::cluster::{PodObject, Port, ServiceObject};
 use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;
 use npl_testkit::traffic::{self, UdpOptions};
 
-use crate::world::{NAMESPACE, World};
+use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
 #[test]
 fn clients_reach_the_pods_of_an_annotated_service_without_source_nat() {
@@ -59,12 +60,34 @@ fn pods_are_published_only_while_their_service_is_enabled() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.create_pod("web-0");
-    // The Pod `web-1` is created while the Service is disabled. The agent must annotate this Pod only once.
+    // The Pod `web-1` is created after the agent has read the disabled Service.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     world.create_pod("web-1");
+    // The agent writes the mappings of all known Pods before it publishes one of them. So as soon as the last Pod is
+    // published, its mapping is the only one, unless the agent has mapped a Pod of the disabled Service.
+    let port = Port::new("http", 80, Protocol::Tcp).to(POD_PORT);
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "other", "other", vec![port]).enabled()).unwrap();
+    world.cluster.create_pod(&PodObject::new(NAMESPACE, "other-0", NODE, "other")).unwrap();
+    let pod = world.topology.add_pod(&world.run, "other-0").unwrap();
+    world.cluster.set_pod_running(NAMESPACE, "other-0", world.node_ip(), &[pod.ip().into()]).unwrap();
+    world.wait_for_entries("other-0", 1);
+    let mappings = world.kernel_mappings();
+    assert_eq!(mappings.len(), 1, "{mappings:?}");
+    for pod in ["web-0", "web-1"] {
+        assert_eq!(world.writes(pod), 0, "{:?}", world.annotations.history(pod));
+    }
+
     world.enable_service();
-    world.wait_for_entries("web-1", 2);
-    assert_eq!(world.annotations.history("web-1").iter().filter(|seen| seen.value.is_some()).count(), 1);
+    for pod in ["web-0", "web-1"] {
+        world.wait_for_entries(pod, 2);
+        assert_eq!(world.writes(pod), 1, "{:?}", world.annotations.history(pod));
+    }
+
+    world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
+    for pod in ["web-0", "web-1"] {
+        world.annotations.wait_for(pod, LIMIT, |value| value.is_none()).unwrap();
+    }
+    world.wait_for_entries("other-0", 1);
 }
 
 #[test]

@@ -158,7 +158,8 @@ pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSe
     let may_be_uplink = match uplinks {
         DeviceSelection::Named(names) => names.contains(&device.name),
         DeviceSelection::Auto => {
-            device.kind != DeviceKind::Veth || device.has_default_route || !device.addresses.is_empty()
+            let is_routed = device.has_default_route || device.has_gateway_route;
+            device.kind != DeviceKind::Veth || is_routed || !device.addresses.is_empty()
         }
     };
     may_be_uplink || lead_to_pods.contains(&device.ifindex)
@@ -259,6 +260,7 @@ mod tests {
         assert!(auto(&veth, &[7]));
         assert!(auto(&device(DeviceKind::Veth, &["192.0.2.10"]), &[]));
         assert!(auto(&Device { has_default_route: true, ..veth.clone() }, &[]));
+        assert!(auto(&Device { has_gateway_route: true, ..veth.clone() }, &[]), "an uplink without an address");
         assert!(auto(&device(DeviceKind::Physical, &[]), &[]));
         let named = |name: &str| matters(&veth, &BTreeSet::new(), &DeviceSelection::Named(vec![name.to_owned()]));
         assert!(named("device") && !named("another"));

@@ -131,6 +131,12 @@ checks! {
         Unknown UNREADABLE;
         effect "These Pods get no node port, and have the Event [`PodOnNodeNetwork`](events.md#podonnodenetwork), because they would answer clients directly and with their own address. All other Pods are served.",
         action "Let the load balancer use the addresses of these Pods, or attach the Pods to a network behind the Node.";
+    host_ports: "Do the published host ports of Pods lead to the Pods?"
+        Ok "Each published TCP host port accepts connections from the Node if the Pod accepts connections at its own address. The check opens these connections, and sends no data. Host ports of other protocols are not tested. The state is also `ok` if no agent runs.",
+        Warning "A published TCP host port accepts no connection from the Node, although the Pod accepts connections at its own address.",
+        Unknown "The agent's socket does not answer: set `--runtime-dir`.";
+        effect "Clients of these host ports do not reach the Pods. NPL publishes host ports, and does not translate their packets.",
+        action "Configure the CNI to serve host ports, for example by its plug-in `portmap`, or remove `hostPort` from the Pods, which then get node ports.";
     program_order: "Do TC programs of other software run ahead of NPL's programs?"
         Ok "NPL's programs run first on every uplink.",
         Failed "A TC program or filter of other software runs ahead of NPL's on an uplink.",

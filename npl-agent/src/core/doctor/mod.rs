@@ -9,6 +9,7 @@ mod devices;
 pub mod forward_chains;
 mod forwarding;
 mod guard;
+mod host_ports;
 mod incoming_rules;
 mod kernel;
 mod receive_offload;
@@ -21,6 +22,7 @@ use std::{
 };
 
 use self::forward_chains::ForwardChains;
+pub use self::host_ports::HostPort;
 use super::{
     check::Inconsistency,
     devices::{
@@ -62,6 +64,8 @@ pub struct Facts {
     /// The lasting differences between the annotations of the Node's Pods, the mappings in the kernel and the Node's
     /// addresses.
     pub differences: Result<BTreeSet<Inconsistency>, String>,
+    /// The published TCP host ports of the Node's Pods.
+    pub host_ports: Result<Vec<HostPort>, String>,
     /// The state of the pinned maps and programs.
     pub datapath: Result<DatapathFacts, String>,
     /// The directory on which the cgroup v2 hierarchy is mounted; `None` if no cgroup v2 hierarchy is mounted.
@@ -288,6 +292,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         devices::addresses(facts),
         annotations::annotations(facts),
         devices::node_network(facts),
+        host_ports::host_ports(facts),
         devices::program_order(facts),
         receive_offload::fraglists(facts),
     ]);

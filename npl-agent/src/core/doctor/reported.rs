@@ -13,7 +13,7 @@ use crate::core::devices::LinkLayer;
 type Fault = (&'static str, fn(&mut Facts));
 
 /// For each check of the doctor, a fault that the check must report.
-const FAULTS: [Fault; 31] = [
+const FAULTS: [Fault; 32] = [
     ("kernel", |it| it.kernel.is_new_enough = false),
     ("btf", |it| it.has_btf = false),
     ("bpffs", |it| it.is_bpffs_mounted = false),
@@ -28,6 +28,7 @@ const FAULTS: [Fault; 31] = [
     ("addresses", |it| first_device(it).addresses.push([192, 0, 2, 77].into())),
     ("annotations", |it| it.differences = Err("no socket".to_owned())),
     ("node_network", |it| it.devices = Err("EPERM".to_owned())),
+    ("host_ports", |it| it.host_ports = Err("no socket".to_owned())),
     ("program_order", |it| {
         it.programs_ahead = Ok([("eth0".to_owned(), ["cil_from_netdev".to_owned()].into())].into());
     }),

@@ -45,6 +45,7 @@ pub(super) fn well() -> Facts {
         pods_on_node_network: Ok([].into()),
         watches: Ok(["pods", "services", "nodes"].map(watch).to_vec()),
         differences: Ok([].into()),
+        host_ports: Ok(Vec::new()),
         datapath: Ok(DatapathFacts {
             is_installed: true,
             has_mitigated_programs: false,
@@ -148,6 +149,7 @@ fn every_check_of_a_healthy_node_is_ok_and_gives_no_advice() {
         "addresses",
         "annotations",
         "node_network",
+        "host_ports",
         "program_order",
         "gro_fraglist",
         "cni",

@@ -133,6 +133,40 @@ fn an_absent_or_shared_address_is_named() {
     assert_broken(&world, "pod/a/p", Link::Address, "pod a/r has the same address");
 }
 
+/// The agent decides for each IP family. The address of the other family is served.
+#[test]
+fn an_address_on_the_nodes_network_or_of_another_pod_breaks_only_the_chains_of_its_family() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1", "2001:db8::1"]));
+    world.put_service(service(&["a/web", "app=x", "8080/tcp", "dual"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5", "2001:db8::5"], None));
+    world.start();
+    world.settle();
+    let assert_only_ipv6_broken = |world: &World, words: &str| {
+        let Explanation { chains, .. } = why(world, "pod/a/p");
+        let (v4, v6): (Vec<_>, Vec<_>) = chains.iter().partition(|chain| chain.subject.contains("IPv4"));
+        assert!(v4.len() == 1 && v6.len() == 1, "{chains:#?}");
+        assert_eq!(v4[0].first_broken(), None, "{:#?}", v4[0]);
+        assert!(v4[0].frontend.is_some(), "{:#?}", v4[0]);
+        let broken = v6[0].first_broken().unwrap();
+        assert!(broken.link == Link::Address && broken.found.contains(words), "{broken:?}");
+    };
+    world.state.set_pods_on_node_network([("2001:db8::5".parse().unwrap(), "eth0".to_owned())].into());
+    world.settle();
+    assert_only_ipv6_broken(&world, "on the network of the node's device eth0");
+
+    world.state.set_pods_on_node_network([].into());
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6", "2001:db8::5"], None));
+    world.settle();
+    assert_only_ipv6_broken(&world, "pod a/q has the same address");
+
+    // A Service of the other family only is served.
+    world.put_service(service(&["a/web", "app=x", "8080/tcp"]));
+    world.settle();
+    let Explanation { chains, .. } = why(&world, "pod/a/p");
+    assert!(chains.len() == 1 && chains[0].first_broken().is_none(), "{chains:#?}");
+}
+
 #[test]
 fn a_target_port_that_does_not_resolve_is_named() {
     let mut world = served();
@@ -212,6 +246,21 @@ fn a_node_without_programs_on_an_uplink_is_named() {
     let view = AgentView { reaches_clients: false, devices: Vec::new(), ..view() };
     let Explanation { chains, .. } = explain(&world.state, &view, &"pod/a/p".parse().unwrap());
     assert_eq!(chains[0].first_broken().map(|link| link.link), Some(Link::Device));
+}
+
+#[test]
+fn before_the_first_uplink_the_absence_of_an_uplink_is_the_first_broken_link() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/web", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.start();
+    let view = AgentView { reaches_clients: false, devices: Vec::new(), ..view() };
+    for question in ["pod/a/p", "service/a/web"] {
+        let Explanation { chains, .. } = explain(&world.state, &view, &question.parse().unwrap());
+        let first = chains[0].first_broken().unwrap();
+        assert!(first.link == Link::Device && first.found.contains("--devices"), "{first:?}");
+    }
 }
 
 #[test]

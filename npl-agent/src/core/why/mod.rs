@@ -96,8 +96,8 @@ pub enum Link {
     Enabled,
     /// An enabled Service selects the Pod.
     Selected,
-    /// The Pod has an address, and none of its addresses is on the Node's own network. Unless the Pod is on the host
-    /// network, no other Pod holds one of its addresses.
+    /// The Pod has an address. If the Pod port has no host port, the Pod's address of the IP family is not on the Node's
+    /// own network, and no other Pod holds the address, unless the Pod is on the host network.
     Address,
     /// The Service's target port resolves to a port of the Pod, with a protocol that the agent serves.
     PortResolved,

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Builds the chains of a Pod: one for each Pod port that a Service requests.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Chain, Link, LinkReport, outside_of_namespaces};
 use crate::core::{
-    model::{Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
+    model::{Family, Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
     pages,
-    ports::select::{Exposure, WantedPort, requests},
+    ports::select::{Exposure, WantedPort, requests, resolve},
     publish::problem::{Cause, Problem},
     state::PlannerState,
     view::AgentView,
 };
+
+/// The finding if the programs are attached to no uplink.
+const NO_UPLINK: &str =
+    "no device through which clients reach the Node has the programs: name the uplinks with --devices";
 
 /// Returns the chains of a Pod. If a port or Service is given, the result contains only the chains of that port or
 /// Service.
@@ -22,7 +26,7 @@ pub(super) fn chains(
     only_port: Option<PodPort>,
     only_service: Option<&ServiceKey>,
 ) -> Vec<Chain> {
-    let common = common_links(state, key);
+    let common = common_links(state, view, key);
     let pod = state.snapshot.pod(key).filter(|_| common.iter().all(|link| link.page.is_none()));
     let Some(pod) = pod else { return vec![Chain { subject: format!("pod {key}"), frontend: None, links: common }] };
     let facts = PodFacts { state, view, pod };
@@ -34,8 +38,12 @@ pub(super) fn chains(
         only_port.is_none_or(|asked| port.pod_port == asked) && services().any(|service| requests(service, pod, *port))
     };
     let wanted = state.views.get(key).map(|view| &view.wanted);
-    let ports = wanted.into_iter().flat_map(|wanted| wanted.ports.keys()).copied().filter(is_asked_for);
-    let mut chains: Vec<Chain> = ports.map(|port| facts.chain(common.clone(), port)).collect();
+    let mut ports: BTreeSet<WantedPort> = wanted.into_iter().flat_map(|wanted| wanted.ports.keys().copied()).collect();
+    ports.extend(services().flat_map(|service| facts.on_node_network(service)));
+    let asked_for = ports.into_iter().filter(is_asked_for);
+    let mut chains: Vec<Chain> = asked_for.map(|port| facts.chain(common.clone(), port)).collect();
+    let addresses: Vec<String> = pod.ips.iter().map(ToString::to_string).collect();
+    let common = [common, vec![LinkReport::ok(Link::Address, addresses.join(", "))]].concat();
     chains.extend(services().flat_map(|service| facts.unresolved(&common, service, only_port)));
     if chains.is_empty() {
         let port = only_port.map_or_else(|| "any port".to_owned(), |port| format!("port {port}"));
@@ -49,7 +57,7 @@ pub(super) fn chains(
 }
 
 /// Returns the links that do not depend on a port, up to the first broken link.
-fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
+fn common_links(state: &PlannerState, view: &AgentView, key: &PodKey) -> Vec<LinkReport> {
     let mut links = Vec::new();
     let missing = state.missing_prerequisites();
     if let Some(missing) = missing.first() {
@@ -59,6 +67,10 @@ fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     if state.is_retiring() {
         let text = "the Node is being retired (NPL_RETIRE), so no node port is published";
         return vec![LinkReport::broken(Link::Agent, text, pages::NO_ANNOTATION)];
+    }
+    if !state.is_adopted && !view.reaches_clients {
+        let text = format!("{NO_UPLINK}; the agent publishes no node port until then");
+        return vec![LinkReport::broken(Link::Device, text, pages::DOCTOR)];
     }
     let Some(pod) = state.snapshot.pod(key) else {
         let text = "the agent of this Node does not know this Pod: the Pod runs on another Node, or does not exist";
@@ -91,7 +103,10 @@ fn common_links(state: &PlannerState, key: &PodKey) -> Vec<LinkReport> {
     }
     let names: Vec<&str> = services.iter().map(|service| &*service.key.name).collect();
     links.push(LinkReport::ok(Link::Selected, format!("selected by {}", names.join(", "))));
-    links.push(address(state, pod));
+    if pod.ips.is_empty() {
+        let text = "the Pod has no address yet: the container runtime or the CNI has not created the Pod's network";
+        links.push(LinkReport::broken(Link::Address, text, pages::NO_ANNOTATION));
+    }
     links
 }
 
@@ -108,24 +123,6 @@ fn difference(service: &Service, pod: &Pod) -> String {
     }
 }
 
-fn address(state: &PlannerState, pod: &Pod) -> LinkReport {
-    if pod.ips.is_empty() {
-        let text = "the Pod has no address yet: the container runtime or the CNI has not created the Pod's network";
-        return LinkReport::broken(Link::Address, text, pages::NO_ANNOTATION);
-    }
-    let on_node_network = pod.ips.iter().find_map(|ip| Some((*ip, state.on_node_network.get(ip)?.clone())));
-    if let Some((ip, device)) = on_node_network {
-        return LinkReport::broken(Link::Address, Cause::OnNodeNetwork { ip, device }.to_string(), pages::EVENTS);
-    }
-    let holder = |ip: &IpAddr| state.snapshot.holder(*ip).filter(|holder| holder.uid != pod.uid);
-    let lost = pod.ips.iter().find_map(|ip| Some((*ip, holder(ip)?.key.clone())));
-    if let Some((ip, holder)) = lost.filter(|_| !pod.host_network) {
-        return LinkReport::broken(Link::Address, Cause::AddressConflict { ip, holder }.to_string(), pages::EVENTS);
-    }
-    let ips: Vec<String> = pod.ips.iter().map(ToString::to_string).collect();
-    LinkReport::ok(Link::Address, ips.join(", "))
-}
-
 /// The facts about a Pod that has an address and that a Service selects.
 struct PodFacts<'a> {
     state: &'a PlannerState,
@@ -138,9 +135,17 @@ impl PodFacts<'_> {
     fn chain(&self, mut links: Vec<LinkReport>, port: WantedPort) -> Chain {
         let WantedPort { pod_port, protocol, family } = port;
         let subject = format!("pod {}, port {pod_port}/{protocol} {family}", self.pod.key);
+        let exposure = self.state.views.get(&self.pod.key).and_then(|view| view.wanted.ports.get(&port));
+        let is_host_port = matches!(exposure, Some(Exposure::HostPort(_)));
+        if let Some(ip) = self.pod.ip_of(family) {
+            if let Some(cause) = self.obstacle(ip).filter(|_| !is_host_port) {
+                links.push(LinkReport::broken(Link::Address, cause.to_string(), pages::EVENTS));
+                return Chain { subject, frontend: None, links };
+            }
+            links.push(LinkReport::ok(Link::Address, ip.to_string()));
+        }
         links.push(LinkReport::ok(Link::PortResolved, format!("Pod port {pod_port}/{protocol}")));
         links.push(LinkReport::ok(Link::Family, format!("{family} of Service, Pod and Node")));
-        let exposure = self.state.views.get(&self.pod.key).and_then(|view| view.wanted.ports.get(&port));
         let frontend = match exposure {
             Some(Exposure::HostPort(node_port)) => {
                 let text = format!("host port {node_port}: the kernel or the CNI serves this port without a mapping");
@@ -156,6 +161,35 @@ impl PodFacts<'_> {
             links.push(self.device());
         }
         Chain { subject, frontend, links }
+    }
+
+    /// Returns the reason why NPL maps no node port to this address of the Pod; `None` if NPL maps node ports to the
+    /// address.
+    fn obstacle(&self, ip: IpAddr) -> Option<Cause> {
+        if let Some(device) = self.state.on_node_network.get(&ip) {
+            return Some(Cause::OnNodeNetwork { ip, device: device.clone() });
+        }
+        let holder = self.state.snapshot.holder(ip).filter(|holder| holder.uid != self.pod.uid)?;
+        (!self.pod.host_network).then(|| Cause::AddressConflict { ip, holder: holder.key.clone() })
+    }
+
+    /// Returns the Pod ports that a Service requests in the families whose Pod address is on the Node's own network. The
+    /// agent does not count these Pod ports among the wanted ports, unless they have a host port.
+    fn on_node_network(&self, service: &Service) -> Vec<WantedPort> {
+        let is_on_it = |family: &Family| {
+            self.state.node_ips.contains_key(family)
+                && self.pod.ip_of(*family).is_some_and(|ip| self.state.on_node_network.contains_key(&ip))
+        };
+        let settings = &self.state.settings;
+        let served = settings.families.iter().copied().filter(|family| service.families.contains(family));
+        let families: Vec<Family> = served.filter(is_on_it).collect();
+        let ports = service.ports.iter().filter(|port| settings.protocols.contains(&port.protocol));
+        ports
+            .flat_map(|spec| resolve(self.pod, spec).into_iter().map(|pod_port| (pod_port, spec.protocol)))
+            .flat_map(|(pod_port, protocol)| {
+                families.iter().map(move |family| WantedPort { pod_port, protocol, family: *family })
+            })
+            .collect()
     }
 
     /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if no node
@@ -264,8 +298,7 @@ impl PodFacts<'_> {
         if self.view.reaches_clients {
             return LinkReport::ok(Link::Device, format!("the programs are on {}", attached.join(", ")));
         }
-        let text = "no device through which clients reach the Node has the programs: name the uplinks with --devices";
-        LinkReport::broken(Link::Device, text, pages::DOCTOR)
+        LinkReport::broken(Link::Device, NO_UPLINK, pages::DOCTOR)
     }
 
     /// Returns a chain for each port of the Service that gets no node port for this Pod. The possible causes are that
