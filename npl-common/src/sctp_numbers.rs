@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Recognizes the SCTP packet of a Pod that answers a client's packet in the middle of an association.
 
 use crate::{
