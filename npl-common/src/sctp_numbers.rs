@@ -27,6 +27,7 @@ impl Numbers {
     }
 
     /// Returns these numbers; in place of a number that is 0, the number of `earlier`.
+    #[must_use]
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn or_missing(self, earlier: Self) -> Self {
