@@ -6,6 +6,9 @@ use crate::{
     hash::absorb,
 };
 
+/// The bits of the acknowledgement number in [`Numbers`].
+const LOW: u64 = u32::MAX as u64;
+
 impl Numbers {
     /// The largest accepted distance between the transmission sequence number (TSN) of a chunk and the TSN that the
     /// other side acknowledges, in chunks.
@@ -31,7 +34,6 @@ impl Numbers {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn or_missing(self, earlier: Self) -> Self {
-        const LOW: u64 = u32::MAX as u64;
         let high = if self.0 & !LOW == 0 { earlier.0 & !LOW } else { self.0 & !LOW };
         let low = if self.0 & LOW == 0 { earlier.0 & LOW } else { self.0 & LOW };
         Self(high | low)
