@@ -250,6 +250,7 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
         bpffs: run.file("bpffs"),
         log: run.file("agent.log"),
         runtime_dir: run.file("run"),
+        has_perfmon: false,
         flags: Vec::new(),
     };
     let error = format!("{:#}", Agent::start(options).unwrap_err());

@@ -46,7 +46,8 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Returns the values for a checksum without a pseudo-header: the checksum of an IPv4 header or an ICMPv4 message.
+    /// Returns the values for a checksum without a pseudo-header: the checksum of an IPv4 header or of an
+    /// ICMP message.
     pub(super) fn plain(bytes: &[u8]) -> Self {
         Self { right: !ones_complement_sum(bytes), partial: None }
     }
