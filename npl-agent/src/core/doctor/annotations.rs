@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks whether the annotations of the Node's Pods, the mappings in the kernel and the Node's addresses match.
 
-use super::{Facts, Finding, abridged, kernel::NAME_RUNTIME_DIR};
+use super::{Facts, Finding, abridged};
 use crate::core::check::Kind;
 
 pub(super) fn annotations(facts: &Facts) -> Finding {
     let key = "annotations";
-    let differences = match &facts.differences {
-        _ if !facts.is_agent_running => return Finding::ok(key, "no agent runs: see the check agent"),
+    let differences = match facts.answer_of_agent(key, &facts.differences) {
         Ok(differences) => differences,
-        Err(reason) => return Finding::unknown(key, reason, NAME_RUNTIME_DIR),
+        Err(finding) => return finding,
     };
     if differences.is_empty() {
         let found = "the annotations of the Node's Pods match the kernel's mappings and the Node's addresses";

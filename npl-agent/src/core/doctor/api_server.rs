@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks whether the running agent receives changes from the API server.
 
-use super::{Facts, Finding, kernel::NAME_RUNTIME_DIR};
+use super::{Facts, Finding};
 use crate::core::{
     certificate,
     view::{WatchFailure, WatchState},
@@ -11,10 +11,9 @@ pub(super) fn api_server(facts: &Facts) -> Finding {
     const MEANING: &str =
         "the programs keep translating packets, but changes of Pods, Services and the Node are not applied";
     let key = "api_server";
-    let watches = match &facts.watches {
-        _ if !facts.is_agent_running => return Finding::ok(key, "no agent runs: see the check agent"),
+    let watches = match facts.answer_of_agent(key, &facts.watches) {
         Ok(watches) => watches,
-        Err(reason) => return Finding::unknown(key, reason, NAME_RUNTIME_DIR),
+        Err(finding) => return finding,
     };
     let (mut faults, mut interruptions, mut without_list) = (Vec::new(), Vec::new(), Vec::new());
     let mut about_certificate = None;

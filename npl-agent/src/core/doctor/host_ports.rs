@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Facts, Finding, abridged, kernel::NAME_RUNTIME_DIR};
+use super::{Facts, Finding, abridged};
 
 /// A published TCP host port of a Pod, and the results of two connections from the Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,10 +22,9 @@ pub struct HostPort {
 /// accepts no connection, the Pod may not be listening yet, so the host port shows nothing about the CNI.
 pub(super) fn host_ports(facts: &Facts) -> Finding {
     let key = "host_ports";
-    let host_ports = match &facts.host_ports {
-        _ if !facts.is_agent_running => return Finding::ok(key, "no agent runs: see the check agent"),
+    let host_ports = match facts.answer_of_agent(key, &facts.host_ports) {
         Ok(host_ports) => host_ports,
-        Err(reason) => return Finding::unknown(key, reason, NAME_RUNTIME_DIR),
+        Err(finding) => return finding,
     };
     let listening: Vec<&HostPort> = host_ports.iter().filter(|it| it.is_pod_listening).collect();
     let refused: Vec<String> = listening

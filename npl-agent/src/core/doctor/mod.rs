@@ -279,6 +279,17 @@ impl Finding {
     }
 }
 
+impl Facts {
+    /// Returns the running agent's answer. If there is none, returns the finding of the check `key`: `ok` if no agent
+    /// runs, because the check `agent` reports this, and `unknown` if the agent's socket does not answer.
+    fn answer_of_agent<'a, T>(&self, key: &'static str, answer: &'a Result<T, String>) -> Result<&'a T, Finding> {
+        if !self.is_agent_running {
+            return Err(Finding::ok(key, "no agent runs: see the check agent"));
+        }
+        answer.as_ref().map_err(|reason| Finding::unknown(key, reason, kernel::NAME_RUNTIME_DIR))
+    }
+}
+
 /// Runs all checks. Returns the findings in the order in which an operator should solve the problems.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
