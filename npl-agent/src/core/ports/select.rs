@@ -51,6 +51,8 @@ impl Exposure {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
+    /// Requested ports that get no exposure, because the Pod's address is on the Node's own network.
+    pub(in crate::core) bypassing_node: BTreeSet<WantedPort>,
     /// The allowed sources of each requested port: the union over all Services that request the port. The map also
     /// contains ports that cannot be exposed at present, and ports whose mapping drains.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
@@ -169,7 +171,6 @@ impl Selector<'_> {
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
         let mut causes = BTreeSet::new();
-        let mut bypassing_node = BTreeSet::new();
         for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
@@ -184,7 +185,7 @@ impl Selector<'_> {
                 }
             } else if let Some(device) = self.on_node_network.get(&ip) {
                 causes.insert(Cause::OnNodeNetwork { ip, device: device.clone() });
-                bypassing_node.insert(*port);
+                wanted.bypassing_node.insert(*port);
             } else if self.pod_ip(pod, port.family).is_some() {
                 *exposure = Exposure::Mapping;
             } else if let Some(holder) = self.snapshot.holder(ip) {
@@ -193,7 +194,7 @@ impl Selector<'_> {
         }
         // Ports of a Pod on the Node's own network get no exposure, so that an existing mapping drains.
         // `Exposure::Pending` would keep the mapping.
-        wanted.ports.retain(|port, _| !bypassing_node.contains(port));
+        wanted.ports.retain(|port, _| !wanted.bypassing_node.contains(port));
         for cause in causes {
             wanted.blame(pod, cause);
         }

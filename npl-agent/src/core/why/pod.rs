@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Chain, Link, LinkReport, outside_of_namespaces};
 use crate::core::{
-    model::{Family, Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
+    model::{Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
     pages,
-    ports::select::{Exposure, WantedPort, requests, resolve},
+    ports::select::{Exposure, WantedPort, requests},
     publish::problem::{Cause, Problem},
     state::PlannerState,
     view::AgentView,
@@ -38,8 +38,8 @@ pub(super) fn chains(
         only_port.is_none_or(|asked| port.pod_port == asked) && services().any(|service| requests(service, pod, *port))
     };
     let wanted = state.views.get(key).map(|view| &view.wanted);
-    let mut ports: BTreeSet<WantedPort> = wanted.into_iter().flat_map(|wanted| wanted.ports.keys().copied()).collect();
-    ports.extend(services().flat_map(|service| facts.on_node_network(service)));
+    let ports: BTreeSet<WantedPort> =
+        wanted.into_iter().flat_map(|wanted| wanted.ports.keys().chain(&wanted.bypassing_node)).copied().collect();
     let asked_for = ports.into_iter().filter(is_asked_for);
     let mut chains: Vec<Chain> = asked_for.map(|port| facts.chain(common.clone(), port)).collect();
     let addresses: Vec<String> = pod.ips.iter().map(ToString::to_string).collect();
@@ -171,25 +171,6 @@ impl PodFacts<'_> {
         }
         let holder = self.state.snapshot.holder(ip).filter(|holder| holder.uid != self.pod.uid)?;
         (!self.pod.host_network).then(|| Cause::AddressConflict { ip, holder: holder.key.clone() })
-    }
-
-    /// Returns the Pod ports that a Service requests in the families whose Pod address is on the Node's own network. The
-    /// agent does not count these Pod ports among the wanted ports, unless they have a host port.
-    fn on_node_network(&self, service: &Service) -> Vec<WantedPort> {
-        let is_on_it = |family: &Family| {
-            self.state.node_ips.contains_key(family)
-                && self.pod.ip_of(*family).is_some_and(|ip| self.state.on_node_network.contains_key(&ip))
-        };
-        let settings = &self.state.settings;
-        let served = settings.families.iter().copied().filter(|family| service.families.contains(family));
-        let families: Vec<Family> = served.filter(is_on_it).collect();
-        let ports = service.ports.iter().filter(|port| settings.protocols.contains(&port.protocol));
-        ports
-            .flat_map(|spec| resolve(self.pod, spec).into_iter().map(|pod_port| (pod_port, spec.protocol)))
-            .flat_map(|(pod_port, protocol)| {
-                families.iter().map(move |family| WantedPort { pod_port, protocol, family: *family })
-            })
-            .collect()
     }
 
     /// Appends the links about the node port and its mapping in the kernel. Returns the frontend; `None` if no node
