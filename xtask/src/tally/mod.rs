@@ -97,11 +97,7 @@ impl Tally {
 
     /// Runs a step that passes or fails as a whole, and counts it as one test.
     pub(crate) fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) {
-        self.tests(name, |counts| {
-            step()?;
-            counts.passed = 1;
-            Ok(true)
-        });
+        self.tests(name, counted(step));
     }
 
     /// Runs a step. The function `step` counts its tests and returns whether all tests passed.
@@ -145,15 +141,7 @@ impl Tally {
 
     /// Runs several checks in parallel as [`Self::side_by_side`] does, and counts each check as one test.
     pub(crate) fn checks_side_by_side(&mut self, checks: impl IntoIterator<Item = (&'static str, fn() -> Result<()>)>) {
-        let step = |(name, run): (&str, fn() -> Result<()>)| {
-            let step = move |counts: &mut Counts| {
-                run()?;
-                counts.passed = 1;
-                Ok(true)
-            };
-            (name.to_owned(), step)
-        };
-        self.side_by_side(checks.into_iter().map(step).collect());
+        self.side_by_side(checks.into_iter().map(|(name, run)| (name.to_owned(), counted(run))).collect());
     }
 
     fn enter(&mut self, name: String, kind: Kind, end: End) {
@@ -224,6 +212,15 @@ impl Tally {
             ([], _) => Ok(()),
             (names, _) => bail!("failed: {}", names.join(", ")),
         }
+    }
+}
+
+/// Returns a step that counts `check`, which passes or fails as a whole, as one test.
+fn counted(check: impl FnOnce() -> Result<()>) -> impl FnOnce(&mut Counts) -> Result<bool> {
+    move |counts| {
+        check()?;
+        counts.passed = 1;
+        Ok(true)
     }
 }
 
