@@ -78,17 +78,23 @@ pub enum Crc {
 impl Packet {
     /// Creates an SCTP packet with one chunk, as received by the Node.
     pub fn sctp(source: SocketAddr, destination: SocketAddr, kind: u8, content: &[u8]) -> Self {
-        let length = u16::try_from(content.len() + 4).unwrap_or(u16::MAX);
-        let mut chunks = [&[kind, 0], length.to_be_bytes().as_slice(), content].concat();
-        chunks.resize(chunks.len().next_multiple_of(4), 0);
         let tag = if kind == sctp_chunks::INIT { 0 } else { SCTP_TAG };
         let (source_port, destination_port) = (source.port(), destination.port());
-        let sctp = Sctp { source: source_port, destination: destination_port, tag, checksum: Crc::Right, chunks };
+        let mut sctp =
+            Sctp { source: source_port, destination: destination_port, tag, checksum: Crc::Right, chunks: Vec::new() };
+        sctp.add_chunk(kind, content);
         Self::new(source.ip(), destination.ip(), Transport::Sctp(sctp))
     }
 }
 
 impl Sctp {
+    /// Adds a chunk at the end of the packet.
+    pub fn add_chunk(&mut self, kind: u8, content: &[u8]) {
+        let length = u16::try_from(content.len() + 4).unwrap_or(u16::MAX);
+        self.chunks.extend([&[kind, 0], length.to_be_bytes().as_slice(), content].concat());
+        self.chunks.resize(self.chunks.len().next_multiple_of(4), 0);
+    }
+
     pub(super) fn build(&self) -> Vec<u8> {
         let mut bytes = [self.source, self.destination].map(u16::to_be_bytes).concat();
         bytes.extend(self.tag.to_be_bytes());

@@ -69,10 +69,8 @@ impl Exchange {
             Transport::Sctp(received) => {
                 let tsn = &received.chunks[CHUNK_HEADER..][..size_of::<u32>()];
                 let mut reply = sctp(pod, client, SACK, &[tsn, &[0; 8]].concat());
-                if let (Transport::Sctp(reply), Transport::Sctp(data)) =
-                    (&mut reply.transport, sctp(pod, client, DATA, answer).transport)
-                {
-                    reply.chunks.extend(data.chunks);
+                if let Transport::Sctp(sack) = &mut reply.transport {
+                    sack.add_chunk(DATA, answer);
                 }
                 reply
             }

@@ -64,10 +64,7 @@ fn packet(source: SocketAddr, destination: SocketAddr, tag: u32, chunks: &[Chunk
     transport.tag = tag;
     transport.chunks.clear();
     for Chunk(kind, content) in chunks {
-        let Transport::Sctp(one) = Packet::sctp(source, destination, *kind, content).transport else {
-            unreachable!("as above")
-        };
-        transport.chunks.extend(one.chunks);
+        transport.add_chunk(*kind, content);
     }
     whole
 }
