@@ -99,6 +99,10 @@ pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
 pub const MAP_NEXT_HOP_V4: &str = "npl_pod_dev_v4";
 /// Like [`MAP_NEXT_HOP_V4`], for IPv6.
 pub const MAP_NEXT_HOP_V6: &str = "npl_pod_dev_v6";
+/// Cached next hops of replies in redirect and offload mode: per-CPU array of [`crate::next_hop::CachedNextHop`].
+pub const MAP_CACHED_NEXT_HOP: &str = "npl_rd_nexthops";
+/// The route look-up that the running program makes: per-CPU array of one `struct bpf_fib_lookup`.
+pub const MAP_ROUTE_LOOKUP: &str = "npl_rd_lookup";
 /// Lookup cache of IPv4 mappings: array of [`crate::lookup_cache::CachedMappingV4`].
 pub const MAP_LOOKUP_CACHE_V4: &str = "npl_reqcache_v4";
 /// Like [`MAP_LOOKUP_CACHE_V4`], for IPv6.
@@ -166,6 +170,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_XDP_DEVICE,
     MAP_NEXT_HOP_V4,
     MAP_NEXT_HOP_V6,
+    MAP_CACHED_NEXT_HOP,
+    MAP_ROUTE_LOOKUP,
     MAP_LOOKUP_CACHE_V4,
     MAP_LOOKUP_CACHE_V6,
     MAP_REPLY_CACHE_V4,

@@ -5,25 +5,29 @@
 //! With `--forwarding redirect`, the programs redirect both directions of a Pod's traffic or none, because kernel
 //! conntrack cannot track a connection if only one direction passes through the stack. The Pod's entry in
 //! `npl_pod_dev_v4` or `npl_pod_dev_v6`, which the agent writes, enables redirect for both directions. The kernel's
-//! routes and neighbor table determine the next hop of a reply. The stack forwards packets whose TTL expires at this
-//! Node, packets above the MTU, and replies whose route leaves through a device that is not an uplink.
+//! routes and neighbor table determine the next hop of a reply; the programs cache the next hop for a few milliseconds
+//! ([`CachedNextHop`]). The stack forwards packets whose TTL expires at this Node, packets above the MTU, and replies
+//! whose route leaves through a device that is not an uplink.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
-    helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_vlan_pop},
+    helpers::generated::{
+        bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_store_bytes, bpf_skb_vlan_pop,
+    },
     programs::TcContext,
 };
 use npl_common::{
     config::Config,
     mapping::protocol,
-    next_hop::{PodNextHop, kind},
+    next_hop::{self, CachedNextHop, PodNextHop, kind},
 };
 
 use crate::{
     base::{
-        context::{self, Access as _, gso_size, skb},
+        clock::jiffies,
+        context::{self, Access as _, ETHERNET, gso_size, skb},
         error::RewriteError,
-        maps::{CONFIG, UPLINK},
+        maps::{CACHED_NEXT_HOP, CONFIG, ROUTE_LOOKUP, UPLINK},
         mode::needs_next_hop,
         verdict::Verdict,
     },
@@ -44,6 +48,8 @@ enum Receiver {
     Neighbor,
     /// The gateway of the kernel's route, if the gateway's address is of the other IP family.
     Routed,
+    /// The destination in the packet's Ethernet header, which [`to_client`] has written.
+    Addressed,
 }
 
 /// The device and neighbor to which a translated packet is forwarded.
@@ -111,35 +117,116 @@ pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
 
 /// Returns the next hop of a packet to a client, from a look-up in the kernel's routing table with source address
 /// `node`. `ports` are the packet's ports after the translation; both are zero for a packet without ports.
+///
+/// If `flow_hash` is not `None`, the next hop may be a cached one. The function then writes the packet's Ethernet header.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
     ctx: &TcContext,
     headers: &Headers<F>,
     node: F::Addr,
     ports: Ports,
+    flow_hash: Option<u64>,
 ) -> NextHop<F> {
     let stack = NextHop::stack(headers);
     if is_sctp_gso(ctx, headers.protocol) {
         return stack;
     }
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
-    let Some(mut lookup) = F::route_lookup::<L2>(ctx, node, headers.destination) else { return stack };
+    let Some(class) = F::route_class::<L2>(ctx) else { return stack };
+    let length = segment_length::<F>(ctx, headers).or_else(|| F::packet_length::<L2>(ctx, ttl_fields));
+    let Some(length) = length else { return stack };
+    // If the pointer to an element could be null here, the verifier would reject the program without `CAP_PERFMON`: it
+    // also checks the path on which the processor mispredicts whether the pointer is null.
+    let cached = match flow_hash {
+        Some(hash) if L2 == ETHERNET => match CachedRoute::of::<F>(hash, node, ports.source, class) {
+            Some(cached) => Some(cached),
+            None => return stack,
+        },
+        _ => None,
+    };
+    if let Some(ifindex) = cached.as_ref().and_then(|cached| cached.apply(ctx, length)) {
+        return NextHop { ifindex, receiver: Receiver::Addressed, neighbor: stack.neighbor, ttl_fields };
+    }
+    let Some(lookup) = ROUTE_LOOKUP.get_ptr_mut(0) else { return stack };
+    // SAFETY: only this processor accesses the element, and only while the program runs.
+    let lookup = unsafe { &mut *lookup.cast::<RouteLookup>() };
+    *lookup = F::route_lookup(class, node, headers.destination);
     lookup.l4_protocol = headers.protocol;
     (lookup.sport, lookup.dport) = (ports.source, ports.destination);
     lookup.ifindex = ctx.ifindex();
-    if let Some(tot_len) = segment_length::<F>(ctx, headers) {
-        lookup.__bindgen_anon_1 = bpf_fib_lookup__bindgen_ty_1 { tot_len };
-    }
+    lookup.__bindgen_anon_1 = bpf_fib_lookup__bindgen_ty_1 { tot_len: length };
+    let (parameters, size) = (core::ptr::from_mut(lookup), size_of::<RouteLookup>() as i32);
     // SAFETY: the context is valid, and the helper reads and writes only `lookup`, whose size is an argument.
-    let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
-    let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
+    let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), parameters, size, 0) };
+    let is_resolved = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS);
+    let is_found = is_resolved || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
     // SAFETY: only the agent writes this map, and the program does not read the value.
     if !is_found || unsafe { UPLINK.get(&lookup.ifindex) }.is_none() {
         return stack;
     }
-    match F::neighbor_of(&lookup) {
+    if is_resolved && let Some(cached) = cached {
+        cached.complete(lookup);
+    }
+    match F::neighbor_of(lookup) {
         Some(neighbor) => NextHop { ifindex: lookup.ifindex, receiver: Receiver::Neighbor, neighbor, ttl_fields },
         None => NextHop { ifindex: lookup.ifindex, receiver: Receiver::Routed, neighbor: stack.neighbor, ttl_fields },
+    }
+}
+
+const _: () = assert!(size_of::<RouteLookup>() == size_of::<next_hop::RouteLookup>());
+
+/// The element of the next-hop cache for a flow's replies. Only this processor accesses the element.
+struct CachedRoute {
+    element: *mut CachedNextHop,
+    key: u64,
+}
+
+impl CachedRoute {
+    /// Returns the element of a flow. `class` is the class of the packet ([`Routing::route_class`]), and `port` is the
+    /// node port, in network byte order. `None` only if the map has no element, which cannot happen.
+    ///
+    /// [`Routing::route_class`]: crate::net::route::Routing::route_class
+    #[inline(always)]
+    fn of<F: Family>(flow_hash: u64, node: F::Addr, port: u16, class: u32) -> Option<Self> {
+        // A route may depend on addresses, ports, protocol and class. The flow's hash covers the client's address and
+        // port, the Pod's address and port, and the protocol.
+        let key = F::hash(flow_hash, node, node, u64::from(class) << 16 | u64::from(port));
+        Some(Self { element: CACHED_NEXT_HOP.get_ptr_mut(CachedNextHop::slot(key))?, key })
+    }
+
+    /// If the cached next hop is valid, writes its Ethernet header into the packet, and returns the uplink's index.
+    /// Otherwise, prepares the element for [`Self::complete`].
+    #[inline(always)]
+    fn apply(&self, ctx: &TcContext, length: u16) -> Option<u32> {
+        // SAFETY: only this processor accesses the element, and only while the program runs.
+        let element = unsafe { &mut *self.element };
+        if !element.is_valid(self.key, length, jiffies()) {
+            // The key is written before the look-up, so that the program need not keep it on its stack. An element with
+            // length 0 is invalid.
+            (element.key, element.length) = (self.key, 0);
+            return None;
+        }
+        let (from, size) = (element.ethernet.as_ptr().cast(), size_of_val(&element.ethernet) as u32);
+        // SAFETY: the context is valid, `from` points to `size` bytes, and the program holds no pointer into the packet,
+        // which the helper may move.
+        let status = unsafe { bpf_skb_store_bytes(skb(ctx), 0, from, size, 0) };
+        if status == 0 { Some(element.ifindex) } else { None }
+    }
+
+    /// Stores the result of a route look-up. `tot_len` of the result is the path MTU or, before Linux 5.12, still the
+    /// length of the packet.
+    #[inline(always)]
+    fn complete(&self, result: &RouteLookup) {
+        // SAFETY: only this processor accesses the element, and only while the program runs.
+        let element = unsafe { &mut *self.element };
+        for index in 0..result.dmac.len() {
+            element.ethernet[index] = result.dmac[index];
+            element.ethernet[result.dmac.len() + index] = result.smac[index];
+        }
+        // SAFETY: every member of this union consists of integers.
+        element.length = unsafe { result.__bindgen_anon_1.tot_len };
+        element.ifindex = result.ifindex;
+        element.stored_at = jiffies();
     }
 }
 
@@ -191,6 +278,7 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
                 bpf_redirect_neigh(ifindex, &raw mut neighbor, size, 0)
             }
             Receiver::Routed => bpf_redirect_neigh(ifindex, core::ptr::null_mut(), 0, 0),
+            Receiver::Addressed => bpf_redirect(ifindex, 0),
         }
     };
     Verdict::redirected(action as i32)

@@ -22,7 +22,10 @@ use npl_common::{
         MAX_MAPPINGS, MAX_SOURCE_RANGES, NodeAddressV4, NodeAddressV6, SourceV4, SourceV6,
     },
     names::SLOW_PATH_PROGRAMS,
-    next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop},
+    next_hop::{
+        CACHED_NEXT_HOPS, CachedNextHop, MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop,
+        RouteLookup,
+    },
     offload::{self, StackSeen},
     packet_trace::{RING_BYTES, TraceCpu, TraceFilter, TraceRecord},
     reason::MAX_REASONS,
@@ -214,6 +217,15 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 /// when devices change.
 #[btf_map(name = "npl_rd_uplinks")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
+
+/// Cached next hops of replies. The kernel programs write this map.
+#[btf_map(name = "npl_rd_nexthops")]
+pub static CACHED_NEXT_HOP: PerCpuArray<CachedNextHop, { CACHED_NEXT_HOPS as usize }> = PerCpuArray::new();
+
+/// The parameters and the result of the route look-up that the running program makes. A map contains this structure,
+/// because the programs have no room for it on their stack.
+#[btf_map(name = "npl_rd_lookup")]
+pub static ROUTE_LOOKUP: PerCpuArray<RouteLookup, 1> = PerCpuArray::new();
 
 /// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs. These are devices with
 /// the XDP program and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent

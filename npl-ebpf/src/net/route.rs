@@ -32,13 +32,12 @@ pub const EMPTY: RouteLookup = FibLookup {
 
 /// Route look-ups of one IP family.
 pub trait Routing: HeaderLayout {
-    /// Returns the parameters of a route look-up for a packet from `source` to `destination`. Parameters other than the
-    /// two addresses come from the IP header at offset `L2`.
-    fn route_lookup<const L2: usize>(
-        ctx: &TcContext,
-        source: Self::Addr,
-        destination: Self::Addr,
-    ) -> Option<RouteLookup>;
+    /// Returns the fields of the IP header at offset `L2` that a route may depend on, apart from addresses: the type of
+    /// service in IPv4, traffic class and flow label in IPv6. The value is as the kernel's helper expects it.
+    fn route_class<const L2: usize>(ctx: &TcContext) -> Option<u32>;
+    /// Returns the parameters of a route look-up for a packet from `source` to `destination`, with a class from
+    /// [`Self::route_class`].
+    fn route_lookup(class: u32, source: Self::Addr, destination: Self::Addr) -> RouteLookup;
     /// Returns the next hop's address in the result of a route look-up; `None` if the next hop has an address of the
     /// other IP family.
     fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;

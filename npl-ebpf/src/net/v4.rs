@@ -223,15 +223,18 @@ impl HeaderLayout for V4 {
 
 impl Routing for V4 {
     #[inline(always)]
-    fn route_lookup<const L2: usize>(ctx: &TcContext, source: u32, destination: u32) -> Option<RouteLookup> {
-        let ip = ctx.read::<Header, L2>()?;
+    fn route_class<const L2: usize>(ctx: &TcContext) -> Option<u32> {
+        ctx.read::<Header, L2>().map(|ip| u32::from_ne_bytes([ip.tos, 0, 0, 0]))
+    }
+
+    #[inline(always)]
+    fn route_lookup(class: u32, source: u32, destination: u32) -> RouteLookup {
         let mut lookup = route::EMPTY;
         lookup.family = AF_INET;
-        lookup.__bindgen_anon_1.tot_len = u16::from_be(ip.total_length);
-        lookup.__bindgen_anon_2.tos = ip.tos;
+        lookup.__bindgen_anon_2.flowinfo = class;
         lookup.__bindgen_anon_3.ipv4_src = source;
         lookup.__bindgen_anon_4.ipv4_dst = destination;
-        Some(lookup)
+        lookup
     }
 
     #[inline(always)]

@@ -206,15 +206,18 @@ impl HeaderLayout for V6 {
 
 impl Routing for V6 {
     #[inline(always)]
-    fn route_lookup<const L2: usize>(ctx: &TcContext, source: Addr, destination: Addr) -> Option<RouteLookup> {
-        let ip = ctx.read::<Header, L2>()?;
+    fn route_class<const L2: usize>(ctx: &TcContext) -> Option<u32> {
+        ctx.read::<Header, L2>().map(|ip| ip.version_class_and_label & CLASS_AND_LABEL)
+    }
+
+    #[inline(always)]
+    fn route_lookup(class: u32, source: Addr, destination: Addr) -> RouteLookup {
         let mut lookup = route::EMPTY;
         lookup.family = AF_INET6;
-        lookup.__bindgen_anon_1.tot_len = packet_length(ip.tail.ttl_fields);
-        lookup.__bindgen_anon_2.flowinfo = ip.version_class_and_label & CLASS_AND_LABEL;
+        lookup.__bindgen_anon_2.flowinfo = class;
         lookup.__bindgen_anon_3.ipv6_src = source;
         lookup.__bindgen_anon_4.ipv6_dst = destination;
-        Some(lookup)
+        lookup
     }
 
     #[inline(always)]

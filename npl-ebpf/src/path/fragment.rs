@@ -65,7 +65,7 @@ pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut ch
         return Verdict::UNRELATED;
     }
     let Some(addr) = F::node_address(record.address_index) else { return Verdict::UNRELATED };
-    let to_client = || redirect::to_client::<F, L2>(ctx, &chain.headers, addr, Ports::NONE);
+    let to_client = || redirect::to_client::<F, L2>(ctx, &chain.headers, addr, Ports::NONE, None);
     let next_hop = if MODE == REDIRECT { to_client() } else { NextHop::stack(&chain.headers) };
     if MODE == REDIRECT && next_hop.is_stack() {
         return Verdict::UNRELATED;

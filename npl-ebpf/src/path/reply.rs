@@ -99,7 +99,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         };
         let nat = &resolved.nat;
         let ports = Ports { source: nat.port.to_be(), ..packet.ports };
-        let to_client = || redirect::to_client::<F, L2>(ctx, &packet.headers, nat.addr, ports);
+        let flow_hash = if FAST_PATH { Some(reply.flow.hash) } else { None };
+        let to_client = || redirect::to_client::<F, L2>(ctx, &packet.headers, nat.addr, ports, flow_hash);
         let next_hop = if Self::AT_POD { to_client() } else { NextHop::stack(&packet.headers) };
         if Self::AT_POD && next_hop.is_stack() {
             return Verdict::UNRELATED;
@@ -162,7 +163,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
-        let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE);
+        let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE, None);
         let next_hop = if MODE == REDIRECT { to_client() } else { NextHop::stack(&outer.headers) };
         if MODE == REDIRECT && next_hop.is_stack() {
             return Verdict::UNRELATED;

@@ -19,6 +19,7 @@ mod kernel_conntrack;
 mod kernel_nat_errors;
 mod masquerade;
 mod netkit;
+mod next_hop_cache;
 mod point_to_point;
 mod policy_engine;
 mod redirect;
