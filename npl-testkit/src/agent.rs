@@ -57,6 +57,8 @@ pub struct Options {
     pub has_perfmon: bool,
     /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
+    /// A command that runs the agent, such as strace with its arguments; empty if the agent is run directly.
+    pub wrapper: Vec<String>,
 }
 
 /// A service account as a Pod sees it: the files below `/var/run`, and the API server's address in the environment.
@@ -168,6 +170,7 @@ impl Options {
             runtime_dir: log.with_extension("run"),
             has_perfmon: false,
             flags: Vec::new(),
+            wrapper: Vec::new(),
         })
     }
 
@@ -215,7 +218,14 @@ pub fn find_binary() -> Result<PathBuf> {
 
 fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
     let Options { binary, node_name, netns, kubeconfig, service_account, bpffs, log, runtime_dir, .. } = options;
-    let mut command = netns.command(binary)?;
+    let mut command = match options.wrapper.split_first() {
+        Some((program, arguments)) => {
+            let mut command = netns.command(program)?;
+            command.args(arguments).arg(binary);
+            command
+        }
+        None => netns.command(binary)?,
+    };
     command.args(["run", "--node-name", node_name]);
     match service_account {
         Some(ServiceAccount { server, .. }) => {

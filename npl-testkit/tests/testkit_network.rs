@@ -252,6 +252,7 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
         runtime_dir: run.file("run"),
         has_perfmon: false,
         flags: Vec::new(),
+        wrapper: Vec::new(),
     };
     let error = format!("{:#}", Agent::start(options).unwrap_err());
     // In the masks of capabilities, CAP_NET_ADMIN is bit 12, and CAP_BPF is bit 39.

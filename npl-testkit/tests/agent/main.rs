@@ -16,6 +16,7 @@ mod doctor_agent;
 mod doctor_traffic;
 mod events;
 mod families;
+mod fault_points;
 mod faults;
 mod formats;
 mod from_antrea;

@@ -75,7 +75,7 @@ impl Need {
     }
 }
 
-const TEST_NETWORK: [Program; 8] = [
+const TEST_NETWORK: [Program; 9] = [
     Program { name: "ip", package: "iproute2" },
     Program { name: "tc", package: "iproute2" },
     Program { name: "iptables", package: "iptables" },
@@ -84,6 +84,7 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "ethtool", package: "ethtool" },
     Program { name: "bpftool", package: "bpftool" },
     Program { name: "openssl", package: "openssl" },
+    Program { name: "strace", package: "strace" },
 ];
 
 /// Programs that the Nodes of a real cluster run, with their packages. The CNI plug-in `bridge` stands for all CNI

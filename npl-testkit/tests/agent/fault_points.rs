@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kills agents at system calls of their start: between any two steps of loading, pinning, attaching, moving state and
+//! detaching. The datapath translates in every state that a killed agent leaves behind, and the next agent completes
+//! the start.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use npl_common::names::PROGRAM_DIR;
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::echo::Protocol;
+use npl_testkit::traffic::{Direction, Load, Transfer};
+
+use crate::world::{LIMIT, World};
+
+const MIB: u64 = 1024 * 1024;
+const PODS: [&str; 2] = ["web-0", "web-1"];
+
+/// The number of starts at which an agent is killed, if `NPL_FAULT_POINTS` does not give another number.
+const POINTS: usize = 3;
+
+/// The system calls at which an agent is killed: those that change maps, programs, links and pins, and those that send
+/// netlink requests. `sendto` also sends requests to the API server.
+const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
+
+/// The forwarding modes of successive starts, so that each start also changes the programs of devices.
+const MODES: [&str; 3] = ["stack", "redirect", "offload"];
+
+/// A system call of an agent's start: its name, and its position among all calls with this name of one thread.
+#[derive(Clone, Debug)]
+struct FaultPoint {
+    name: String,
+    position: usize,
+}
+
+/// Options of an agent that runs under strace. The tracer is a grandchild (`-D`), so that the process is the agent.
+fn traced(mut options: Options, trace: &Path, further: &[String]) -> Options {
+    let trace = trace.to_str().unwrap();
+    let fixed = ["strace", "-D", "-f", "-qq", "-o", trace, "-e"].map(str::to_owned);
+    options.wrapper = [&fixed[..], &[format!("trace={SYSTEM_CALLS}")], further].concat();
+    options
+}
+
+/// Returns the system calls of a start, from strace's output: `PID NAME(...`.
+fn points_of(trace: &Path) -> Vec<FaultPoint> {
+    let text = fs::read_to_string(trace).unwrap();
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    let calls = text.lines().filter_map(|line| {
+        let (pid, call) = line.split_once(' ')?;
+        let (name, _) = call.trim_start().split_once('(')?;
+        SYSTEM_CALLS.split(',').any(|known| known == name).then_some((pid, name))
+    });
+    calls
+        .map(|(pid, name)| {
+            let position = counts.entry((pid, name)).or_default();
+            *position += 1;
+            FaultPoint { name: name.to_owned(), position: *position }
+        })
+        .collect()
+}
+
+/// Lets the next agent find programs of another build, so that it loads, pins and attaches programs again.
+fn rename_build(pins: &Path) {
+    let folder = pins.join(PROGRAM_DIR);
+    let mut builds: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    builds.sort();
+    for (index, build) in builds.iter().enumerate() {
+        fs::rename(build, folder.join(format!("another{index}"))).unwrap();
+    }
+}
+
+/// Returns node port, protocol, and Pod address of each mapping in the kernel.
+fn mappings(world: &World) -> Vec<String> {
+    let of =
+        |mapping: &serde_json::Value| ["nodePort", "protocol", "podIp"].map(|key| mapping[key].to_string()).join(" ");
+    world.kernel_mappings().iter().map(of).collect()
+}
+
+#[test]
+fn an_agent_killed_at_any_step_of_its_start_loses_no_traffic_and_the_next_agent_completes_the_start() {
+    let points: usize = env::var("NPL_FAULT_POINTS").map_or(POINTS, |text| text.parse().unwrap());
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    for pod in PODS {
+        world.create_pod(pod);
+        world.assert_served(pod);
+    }
+    let history = |world: &World| PODS.map(|pod| world.annotations.history(pod).len());
+    let written = history(&world);
+    let mapped = mappings(&world);
+    assert_eq!(mapped.len(), 2 * PODS.len());
+    let client = world.topology.client().netns.clone();
+    let load = Load::start(&client, 100, world.load_requests(&PODS));
+    let server = world.address("web-0", Protocol::Tcp);
+    // The transfers are still running after the last start.
+    let bytes = points as u64 * 16 * MIB;
+    let transfers = [Direction::Upload, Direction::Download]
+        .map(|direction| Transfer::start(&client, server, direction, bytes, MIB / 4).unwrap());
+
+    // A start that is not interrupted lists the system calls.
+    let trace = world.run.file("strace");
+    world.agent().kill().unwrap();
+    rename_build(&world.pins());
+    let complete = traced(world.agent_options(&["--forwarding", MODES[0]]), &trace, &[]);
+    world.agent = Some(Agent::start(complete).unwrap());
+    let calls = points_of(&trace);
+    assert!(calls.len() > 100, "strace shows only {} system calls", calls.len());
+
+    let mut killed = 0;
+    for point in (0..points).map(|index| calls[calls.len() * (2 * index + 1) / (2 * points)].clone()) {
+        let mode = MODES[(killed + 1) % MODES.len()];
+        world.agent().kill().unwrap();
+        rename_build(&world.pins());
+        let FaultPoint { name, position } = &point;
+        let inject = ["-e".to_owned(), format!("inject={name}:signal=KILL:when={position}")];
+        let options = world.agent_options(&["--forwarding", mode]);
+        let mut victim = Agent::launch(traced(options.clone(), &trace, &inject)).unwrap();
+        // A call that another thread makes this time may not be reached; the agent is then killed when it is ready.
+        if victim.wait_until_ready().is_ok() {
+            victim.kill().unwrap();
+        } else {
+            killed += 1;
+        }
+        let answered = |stage: &str| {
+            load.wait_for_answers(50, LIMIT).unwrap();
+            assert_eq!(load.report().failures, [], "{stage} {mode}, killed at {point:?}");
+        };
+        answered("without an agent, before");
+        world.agent = Some(Agent::start(options).unwrap());
+        answered("with the next agent,");
+        assert_eq!(mappings(&world), mapped, "{mode}, killed at {point:?}");
+        let folder = world.pins().join(PROGRAM_DIR);
+        let builds: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(builds.len(), 1, "{mode}, killed at {point:?}: {builds:?}");
+    }
+    assert!(killed * 2 > points, "only {killed} of {points} agents were killed during their start");
+    assert_eq!(history(&world), written, "annotations were written");
+    for transfer in transfers {
+        assert!(transfer.is_running(), "a transfer was broken");
+        transfer.remove_rate_limit();
+        assert_eq!(transfer.join().unwrap().bytes, bytes);
+    }
+    assert_eq!(load.stop().failures, []);
+}
