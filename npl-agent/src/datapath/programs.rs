@@ -83,39 +83,36 @@ impl Programs {
     ///
     /// # Errors
     ///
-    /// If the kernel rejects all variants, or a map cannot be opened.
+    /// If the kernel rejects every variant that this process can load, or a map cannot be opened.
     pub(super) fn open(pins: &Pins, sizes: TableSizes) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
-        // An agent without `CAP_PERFMON` also reuses programs that `npl-agent load` has loaded with `CAP_PERFMON`.
-        let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
-            (&[Variant::Unmitigated], [Variant::Unmitigated, Variant::ByHelper])
-        } else {
-            (&[Variant::Unmitigated, Variant::Mitigated, Variant::ByHelper], [Variant::Mitigated, Variant::ByHelper])
-        };
-        for variant in known {
+        let has_perfmon = has_perfmon();
+        for variant in Variant::reusable(has_perfmon) {
             let mut programs = Self::new(pins, sizes, &digest, *variant);
             if programs.adopt_hooks()? {
                 return Ok(programs);
             }
         }
         #[cfg(feature = "trace")]
-        if !has_perfmon() {
+        if !has_perfmon {
             return Err(DatapathError::TraceNeedsPerfmon);
         }
-        let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, sizes, &digest, variant));
-        match by_pointers.load_hooks() {
-            Err(error) if error.is_verifier_refusal() => {
+        let (fastest, fallback) = Variant::loadable(has_perfmon);
+        let mut programs = Self::new(pins, sizes, &digest, fastest);
+        match (programs.load_hooks(), fallback) {
+            (Err(error), Some(variant)) if error.is_verifier_refusal() => {
                 debug!(%error, "the verifier rejected direct packet access; the agent loads slower programs");
-                by_pointers.discard()?;
-                by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
+                programs.discard()?;
+                let mut programs = Self::new(pins, sizes, &digest, variant);
+                programs.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
                     "the kernel rejects direct packet access without CAP_PERFMON, so the programs read packets by a \
                      slower helper function; `npl-agent load`, in an init container with this capability, loads the \
                      faster programs"
                 );
-                Ok(by_helper)
+                Ok(programs)
             }
-            loaded => loaded.map(|()| by_pointers),
+            (loaded, _) => loaded.map(|()| programs),
         }
     }
 
@@ -385,6 +382,19 @@ impl Programs {
 }
 
 impl Variant {
+    /// The variants of pinned programs that a process reuses. A process without `CAP_PERFMON` also reuses programs that
+    /// `npl-agent load` has loaded with `CAP_PERFMON`.
+    const fn reusable(has_perfmon: bool) -> &'static [Self] {
+        if has_perfmon { &[Self::Unmitigated] } else { &[Self::Unmitigated, Self::Mitigated, Self::ByHelper] }
+    }
+
+    /// The fastest variant that a process can load, and the variant that the process loads if the verifier rejects the
+    /// fastest variant. With `CAP_PERFMON`, every kernel accepts direct packet access, so a rejection has another cause,
+    /// which also affects the programs that read packets by a helper function.
+    const fn loadable(has_perfmon: bool) -> (Self, Option<Self>) {
+        if has_perfmon { (Self::Unmitigated, None) } else { (Self::Mitigated, Some(Self::ByHelper)) }
+    }
+
     /// The part of a build's name that denotes the variant.
     const fn as_str(self) -> &'static str {
         match self {
@@ -412,4 +422,23 @@ fn ids(maps: &[MapInfo]) -> BTreeSet<u32> {
 /// The program with this name in the object file.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Variant;
+
+    /// The log lines about programs without `CAP_PERFMON` are true only if a process with this capability never loads
+    /// these programs.
+    #[test]
+    fn a_process_with_perfmon_loads_and_reuses_only_programs_without_barriers() {
+        assert_eq!(Variant::loadable(true), (Variant::Unmitigated, None));
+        assert_eq!(Variant::reusable(true), [Variant::Unmitigated]);
+    }
+
+    #[test]
+    fn a_process_without_perfmon_reuses_every_variant_and_loads_the_others() {
+        assert_eq!(Variant::loadable(false), (Variant::Mitigated, Some(Variant::ByHelper)));
+        assert_eq!(Variant::reusable(false), [Variant::Unmitigated, Variant::Mitigated, Variant::ByHelper]);
+    }
 }
