@@ -238,9 +238,9 @@ impl Programs {
         info!(build = self.build, "loaded the programs");
         if self.variant != Variant::Unmitigated {
             info!(
-                "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs \
-                 per packet; `npl-agent load`, in an init container with this capability, loads the programs without \
-                 barriers"
+                "the programs were loaded without CAP_PERFMON and have speculation barriers, which take 0.2 to \
+                 0.3 µs of CPU time per translated packet; `npl-agent load`, in an init container with this \
+                 capability, loads the programs without barriers"
             );
         }
         Ok(())

@@ -81,8 +81,8 @@ fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
         (true, true, has_tcx) => {
             let cost = if has_tcx { "" } else { ", programs read packets by a helper, and there is no XDP program" };
             let advice = format!(
-                "the programs contain the kernel's speculation barriers, so each packet takes about 0.3 µs \
-                 longer{cost}: run `npl-agent load` with CAP_PERFMON before the agent starts, as the init container \
+                "the programs contain the kernel's speculation barriers, so each translated packet takes 0.2 to 0.3 µs \
+                 more CPU time{cost}: run `npl-agent load` with CAP_PERFMON before the agent starts, as the init container \
                  of deploy/npl.yaml does"
             );
             Finding::warning(key, "the programs were loaded without the capability", advice)
