@@ -21,6 +21,7 @@ pub mod trace;
 pub mod why;
 
 use std::{
+    env,
     fs::{File, OpenOptions},
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -32,16 +33,16 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
-/// Prints an error and its causes on one line of standard error.
+/// Prints an error and its causes on one line of standard error, after the name of the command.
 pub fn report_error(error: &anyhow::Error) {
     // The error is ignored: a failed write to standard error cannot be reported anywhere else.
-    drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
+    drop(writeln!(io::stderr(), "{}: {error:#}", kubectl::command_name(env::args_os().next().as_deref())));
 }
 
 /// Prints a remark about the output to standard error, so that the output itself stays readable for programs.
 fn note(text: &str) {
     // The error is ignored: a failed write to standard error cannot be reported anywhere else.
-    drop(writeln!(io::stderr(), "npl-agent: {text}"));
+    drop(writeln!(io::stderr(), "{}: {text}", kubectl::command_name(env::args_os().next().as_deref())));
 }
 
 /// Creates a file that only its owner can read, because the file may contain addresses or payload of clients. An

@@ -107,6 +107,7 @@ fn the_plugin_shows_what_the_replicas_of_the_feed_serve() {
     let members = ["members", "web:http", "--namespace", "shop", "--settle", "0s"];
     let (code, none) = run(&members);
     assert!(code == 2 && none.contains("no replica of npl-feed is in namespace npl-system"), "{code} {none}");
+    assert!(none.starts_with("kubectl npl: "), "{none}");
     for name in ["npl-feed-a", "npl-feed-b"] {
         create_replica(&world, name, 61000);
     }

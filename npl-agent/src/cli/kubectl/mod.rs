@@ -49,6 +49,11 @@ pub fn is_plugin(program: Option<&OsStr>) -> bool {
     program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == PLUGIN)
 }
 
+/// Returns the name under which the user has called the binary, for messages: that of the plug-in or of the agent.
+pub(super) fn command_name(program: Option<&OsStr>) -> &'static str {
+    if is_plugin(program) { "kubectl npl" } else { "npl-agent" }
+}
+
 /// Runs a command of the plug-in.
 ///
 /// # Errors
@@ -192,4 +197,21 @@ fn is_ready(object: &Value) -> bool {
 /// Returns the string at a JSON pointer of an object; empty if the field is absent.
 fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_begin_with_the_name_by_which_the_user_calls_the_command() {
+        for (program, name) in [
+            (Some("/usr/local/bin/kubectl-npl"), "kubectl npl"),
+            (Some("kubectl-npl"), "kubectl npl"),
+            (Some("/npl-agent"), "npl-agent"),
+            (None, "npl-agent"),
+        ] {
+            assert_eq!(command_name(program.map(OsStr::new)), name, "{program:?}");
+        }
+    }
 }
