@@ -118,11 +118,16 @@ impl<'a> Kubectl<'a> {
         format!("kubectl {}", words.collect::<Vec<_>>().join(" "))
     }
 
+    /// Runs kubectl until it exits, or until a signal or the time limit ends the request.
+    fn run(self, arguments: &[&str]) -> anyhow::Result<Output> {
+        let mut command = self.command(arguments);
+        child::output(start(&mut command)?, || self.check())
+    }
+
     /// Runs kubectl, and returns its exit code and standard output. If kubectl fails and has printed nothing to
     /// standard output, returns its standard error as the error.
     fn output(self, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
-        let mut command = self.command(arguments);
-        let output = child::output(start(&mut command)?, || self.check())?;
+        let output = self.run(arguments)?;
         let code = output.status.code().context("kubectl was killed by a signal")?;
         if code != 0 && output.stdout.is_empty() {
             bail!("`kubectl {}`: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim_end());
@@ -161,11 +166,10 @@ impl<'a> Kubectl<'a> {
 
     /// Requests a list of Kubernetes objects, and returns the list's elements as JSON.
     fn list(self, arguments: &[&str]) -> anyhow::Result<Vec<Value>> {
-        let (code, text) = self.output(&[&["get", "--output", "json"], arguments].concat())?;
-        if code != 0 {
-            bail!("`kubectl get {}` exited with {code}", arguments.join(" "));
-        }
-        let mut list: Value = serde_json::from_str(&text).context("decode the list of kubectl")?;
+        let output = self.run(&[&["get", "--output", "json"], arguments].concat())?;
+        // If the API server rejects the request, kubectl prints an empty list, and the reason to standard error.
+        succeeded(&output).with_context(|| format!("`kubectl get {}`", arguments.join(" ")))?;
+        let mut list: Value = serde_json::from_slice(&output.stdout).context("decode the list of kubectl")?;
         let Some(Value::Array(items)) = list.get_mut("items").map(Value::take) else {
             bail!("`kubectl get {}` returned no list", arguments.join(" "));
         };
@@ -175,6 +179,12 @@ impl<'a> Kubectl<'a> {
 
 fn start(command: &mut Command) -> anyhow::Result<Child> {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("run kubectl: it must be on the PATH")
+}
+
+/// Returns whether kubectl has failed because the user lacks a permission: kubectl then prints
+/// `Error from server (Forbidden): …`.
+fn is_forbidden(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.to_string().contains("Error from server (Forbidden)"))
 }
 
 /// Returns an error with the command's standard error if the command has failed.
@@ -202,6 +212,7 @@ fn text_at<'a>(object: &'a Value, pointer: &str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::kubectl::script::Script;
 
     #[test]
     fn messages_begin_with_the_name_by_which_the_user_calls_the_command() {
@@ -213,5 +224,18 @@ mod tests {
         ] {
             assert_eq!(command_name(program.map(OsStr::new)), name, "{program:?}");
         }
+    }
+
+    /// If the API server rejects a list, kubectl prints an empty list and exits with 1.
+    #[test]
+    fn the_error_of_a_rejected_list_states_the_reason() {
+        let rejected = |name: &str, reason: &str| {
+            let text = format!("echo '{{\"items\": []}}'; echo 'Error from server ({reason}): the reason' >&2; exit 1");
+            Script::new(name, &text).with_kubectl(|kubectl| kubectl.list(&["nodes"])).unwrap_err()
+        };
+        let forbidden = rejected("list-forbidden", "Forbidden");
+        assert_eq!(format!("{forbidden:#}"), "`kubectl get nodes`: Error from server (Forbidden): the reason");
+        assert!(is_forbidden(&forbidden));
+        assert!(!is_forbidden(&rejected("list-failed", "InternalError")));
     }
 }

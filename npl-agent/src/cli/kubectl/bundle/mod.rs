@@ -25,6 +25,7 @@ use self::{
 use super::{
     Kubectl, child,
     interrupt::Interrupt,
+    is_forbidden,
     node_pod::{self, NodePods},
     nodes::{AgentPod, agents, exec_arguments, image},
     parallel, start,
@@ -82,11 +83,11 @@ fn write(
     let agents = agents(kubectl)?;
     let nodes = kubectl.list(&["nodes"]);
     let mut errors = BTreeMap::new();
-    let names: Vec<String> = match &nodes {
+    let names = match &nodes {
         Ok(nodes) => nodes.iter().map(|node| text_at(node, "/metadata/name").to_owned()).collect(),
-        // If the Nodes cannot be listed, for example because the user lacks the permission, the command collects the
-        // documents of the Nodes that have an agent's Pod.
-        Err(_) => agents.keys().filter(|name| !name.is_empty()).cloned().collect(),
+        Err(error) if is_forbidden(error) => summary::names_without_list(&agents, &args.node)?,
+        // Any other error is temporary, and an archive without the Nodes that have no agent's Pod would be misleading.
+        Err(error) => bail!("{error:#}: repeat the command"),
     };
     let plans = summary::plan(&names, &args.node, &agents)?;
     let mut archive = ClusterArchive::new(out)?;

@@ -6,7 +6,7 @@ use std::{
     fmt,
 };
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use serde::Serialize;
 
 use super::archive::Unpacked;
@@ -37,6 +37,21 @@ impl<'a> NodePlan<'a> {
             None => "no agent's Pod is on this Node".to_owned(),
         }
     }
+}
+
+/// Returns the names of the Nodes that are known if the user may not list Nodes: the Nodes that have an agent's Pod, and
+/// the Nodes that the user has named. Fails if there is no such Node.
+pub(super) fn names_without_list(
+    agents: &BTreeMap<String, AgentPod>,
+    wanted: &[String],
+) -> anyhow::Result<Vec<String>> {
+    let names: Vec<_> = agents.keys().filter(|name| !name.is_empty()).chain(wanted).cloned().collect();
+    ensure!(
+        !names.is_empty(),
+        "no Node is known, because you may not list Nodes and no agent's Pod runs: name the Nodes with --node, or ask \
+         for the permission to list Nodes"
+    );
+    Ok(names)
 }
 
 /// Selects the Nodes: all Nodes, or those with the names `wanted`. Fails if a wanted Node does not exist, or if there

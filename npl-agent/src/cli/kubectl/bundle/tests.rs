@@ -219,17 +219,43 @@ fn only_the_nodes_that_are_asked_for_are_collected() {
     assert!(error.to_string().contains("the cluster has no Node node-9"), "{error:#}");
 }
 
-/// If the user may not list Nodes, the command takes the Nodes' names from the agents' Pods.
+/// Makes the script fail as kubectl does if the API server rejects the list of Nodes for this reason.
+fn reject_list_of_nodes(script: &Script, reason: &str) {
+    let text = fs::read_to_string(script.0.join("kubectl")).unwrap();
+    let rejected = format!("echo '{{\"items\": []}}'; echo 'Error from server ({reason}): nodes' >&2; exit 1");
+    fs::write(script.0.join("kubectl"), text.replace("cat nodes.json", &rejected)).unwrap();
+}
+
+/// If the user may not list Nodes, the command takes the Nodes' names from the agents' Pods and from `--node`.
 #[test]
 fn without_the_right_to_list_nodes_the_nodes_with_agents_are_collected() {
     let script = cluster("bundle-denied");
-    fs::remove_file(script.0.join("nodes.json")).unwrap();
+    reject_list_of_nodes(&script, "Forbidden");
     let (code, files) = collect(&script, &[]).unwrap();
     assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::from(2)));
     let summary: Value = serde_json::from_str(&files["npl-bundle/summary.json"]).unwrap();
     assert_eq!((&summary["collected"], &summary["missing"]), (&json!(1), &json!(3)));
     let errors = summary["clusterErrors"].as_object().unwrap();
     assert_eq!(errors.keys().collect::<Vec<_>>(), ["check.json", "nodes.json"]);
+    assert!(errors["nodes.json"].as_str().unwrap().contains("(Forbidden)"), "{errors:?}");
+
+    // The existence of a named Node is unknown, so the command must not deny it.
+    let (_, files) = collect(&script, &["node-3"]).unwrap();
+    let summary: Value = serde_json::from_str(&files["npl-bundle/summary.json"]).unwrap();
+    let reason = summary["nodes"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("no agent's Pod is on this Node"), "{reason}");
+
+    fs::write(script.0.join("agents.json"), r#"{"items": []}"#).unwrap();
+    let error = collect(&script, &[]).unwrap_err();
+    assert!(error.to_string().contains("you may not list Nodes"), "{error:#}");
+}
+
+#[test]
+fn an_unavailable_list_of_nodes_is_not_taken_for_a_missing_permission() {
+    let script = cluster("bundle-unavailable");
+    reject_list_of_nodes(&script, "ServiceUnavailable");
+    let error = collect(&script, &[]).unwrap_err();
+    assert!(format!("{error:#}").contains("Error from server (ServiceUnavailable): nodes"), "{error:#}");
 }
 
 #[test]
