@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
-use kube::runtime::{utils::ResetTimerBackoff, watcher::ExponentialBackoff};
+use kube::runtime::{utils::Backoff as _, watcher::ExponentialBackoff};
 use tokio::time::Instant;
 
 /// The first delay between retries is at most this long.
@@ -14,27 +14,31 @@ const FIRST: Duration = Duration::from_millis(500);
 /// because the agent receives no changes during a delay. With this limit, a hundred Nodes with three watches each send
 /// only about forty requests per second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// After this time without a failure, the next delay is again as short as the first delay. This time exceeds the
-/// longest delay plus the time limit for the headers of an answer, so that an API server that does not answer does not
-/// shorten the delays.
-const STABLE_AFTER: Duration = Duration::from_mins(1);
 /// The shortest time between two log lines about failed requests.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Delays between retries, each twice as long as the previous one. A delay consists of a fixed half and a random time
 /// of up to the same length. Without the random part, Nodes that lost the API server at the same time would also
 /// reconnect at the same time.
-pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
+///
+/// Only [`Self::reset`] makes the delays short again. Time alone does not, because a request may wait for its answer
+/// much longer than the longest delay.
+pub(super) struct Jittered(ExponentialBackoff);
 
 impl Jittered {
     pub(super) fn new() -> Self {
         Self::from(builder())
     }
+
+    /// Makes the next delay as short as the first one.
+    pub(super) fn reset(&mut self) {
+        self.0.reset();
+    }
 }
 
 impl From<ExponentialBuilder> for Jittered {
     fn from(builder: ExponentialBuilder) -> Self {
-        Self(ResetTimerBackoff::new(builder.into(), STABLE_AFTER))
+        Self(builder.into())
     }
 }
 
@@ -82,11 +86,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_time_without_a_failure_resets_the_delays() {
+    async fn only_a_reset_makes_the_delays_short_again() {
         let mut delays = Jittered::new();
         assert!(delays.by_ref().take(4).count() == 4);
         assert!(delays.next() >= Some(Duration::from_secs(4)));
-        tokio::time::advance(STABLE_AFTER + Duration::from_millis(1)).await;
+        tokio::time::advance(Duration::from_hours(1)).await;
+        assert!(delays.next() >= Some(LONGEST / 2));
+        delays.reset();
         assert!(delays.next() <= Some(FIRST));
     }
 

@@ -23,7 +23,7 @@ use super::{
     convert::{AnnotationKeys, Converted},
     failure::{FailureKind, RequestFailure},
     objects::{NodeObject, PodObject, ServiceObject},
-    source::{OpenWatch, Page, Selection, Source, WatchStart},
+    source::{Events, OpenWatch, Page, Selection, Source, WatchStart},
     streaming::{self, CompleteList, StreamFailure},
     watch_health::{Observers, WatchHealth, WatchObserver},
     watched::Watched,
@@ -44,6 +44,10 @@ const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 /// sends a bookmark at least every 75 s. This limit is needed behind a proxy that uses HTTP/1.1, because HTTP/1.1 has
 /// no pings.
 const LONGEST_SILENCE: Duration = Duration::from_secs(90);
+
+/// If a watch was open for this time, the delay after its end is again as short as the first delay. The time that a
+/// request waits for its answer does not count, so an API server that does not answer does not shorten the delays.
+const STABLE_AFTER: Duration = Duration::from_mins(1);
 
 /// The objects that the agent of a Node watches.
 #[derive(Debug, Clone)]
@@ -295,11 +299,22 @@ impl<W: Watched> Follower<W> {
             Some(open) => Ok(open),
             None => self.source.watch(WatchStart::After(version), WATCH_SECONDS).await,
         };
-        let OpenWatch { started, mut events } = match opened {
+        let OpenWatch { started, events } = match opened {
             Ok(open) => open,
             Err(failure) => return Ok(End::Failed(failure)),
         };
         self.health.record_start();
+        let end = self.follow_events(events, version).await?;
+        if started.elapsed() >= STABLE_AFTER {
+            self.delays.reset();
+        }
+        let is_on_time = matches!(end, End::Early { .. }) && started.elapsed() >= WATCH_LENGTH;
+        Ok(if is_on_time { End::OnTime } else { end })
+    }
+
+    /// Sends the changes of these events until the watch ends. Sets `version` to the last received resource version. The
+    /// result is never [`End::OnTime`].
+    async fn follow_events(&mut self, mut events: Events<W>, version: &mut String) -> Result<End, ReceiverDropped> {
         let mut was_idle = true;
         loop {
             let limit = if self.receives_bookmarks { LONGEST_SILENCE } else { WATCH_LENGTH + WATCH_TOLERANCE };
@@ -334,7 +349,7 @@ impl<W: Watched> Follower<W> {
                 self.watch.send::<W>(change).await?;
             }
         }
-        Ok(if started.elapsed() >= WATCH_LENGTH { End::OnTime } else { End::Early { was_idle } })
+        Ok(End::Early { was_idle })
     }
 
     async fn record_failure_and_wait(&mut self, failure: &RequestFailure) {

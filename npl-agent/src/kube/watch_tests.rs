@@ -374,6 +374,40 @@ async fn a_watch_that_always_ends_at_once_is_repeated_with_growing_delays() {
     assert!(started.elapsed() > Duration::from_secs(15), "{:?}", started.elapsed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn lists_that_never_complete_are_repeated_with_growing_delays() {
+    const ANSWER_LIMIT: Duration = Duration::from_mins(2);
+    let mut scene = watching::<ServiceObject>(None);
+    let mut delays = Vec::new();
+    let mut request = scene.server.next_request().await;
+    for _ in 0..6 {
+        let requested = Instant::now();
+        request.answer_without_end(200, r#"{"metadata":{"resourceVersion":"10"},"items":["#);
+        request = scene.server.next_request().await;
+        delays.push(requested.elapsed().saturating_sub(ANSWER_LIMIT));
+    }
+    assert!(delays[0] <= Duration::from_millis(500) && delays[5] >= Duration::from_secs(5), "{delays:?}");
+}
+
+/// A proxy that ends idle connections after a minute must not delay changes by more than the shortest delay.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_was_open_for_a_minute_makes_the_delays_short_again() {
+    let mut scene = watching::<ServiceObject>(None);
+    let mut request = scene.server.next_request().await;
+    for _ in 0..6 {
+        request.break_connection();
+        request = scene.server.next_request().await;
+    }
+    list(request, &[]);
+    let _list = scene.change().await;
+    let open = scene.server.next_request().await;
+    tokio::time::advance(Duration::from_mins(1)).await;
+    let ended = Instant::now();
+    events(open, &[]);
+    newest(scene.server.next_request().await, 10);
+    assert!(ended.elapsed() <= Duration::from_millis(500), "{:?}", ended.elapsed());
+}
+
 fn page(request: ReceivedRequest, next: Option<&str>, name: &str) {
     let annotations = json!({ "nodeportlocal.antrea.io/enabled": "true" });
     let metadata =
