@@ -47,6 +47,8 @@ impl FailureKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestFailure {
     pub(super) kind: FailureKind,
+    /// The HTTP status with which the API server answered; `None` if there was no answer.
+    pub(super) status: Option<u16>,
     /// The text of the error's last cause, such as `Connection refused`.
     pub(super) cause: String,
     /// The time that the API server requires the agent to wait before the next request, at most one minute.
@@ -56,40 +58,42 @@ pub(super) struct RequestFailure {
 impl RequestFailure {
     /// Describes the failure of a request. `header` is the value of `Retry-After` in the answer.
     pub(super) fn of(err: &kube::Error, header: Option<Duration>) -> Self {
-        let asked = if let kube::Error::Api(status) = err { asked_by(status) } else { None };
-        Self { kind: FailureKind::of(err), cause: root_cause(err), after: header.or(asked) }
+        let answer = if let kube::Error::Api(status) = err { Some(status) } else { None };
+        let after = header.or_else(|| asked_by(answer?));
+        Self { kind: FailureKind::of(err), status: answer.map(|it| it.code), cause: root_cause(err), after }
     }
 
     /// Describes a failure that the API server reports by an event of type `ERROR` in a watch.
     pub(super) fn of_status(status: &Status) -> Self {
-        Self { kind: FailureKind::of_status(status.code), cause: message(status), after: asked_by(status) }
+        let kind = FailureKind::of_status(status.code);
+        Self { kind, status: Some(status.code), cause: message(status), after: asked_by(status) }
     }
 
     /// Describes an answer without a resource version. A proxy must have sent the answer, because every API server sets
     /// the version.
     pub(super) fn without_version() -> Self {
         let cause = "the answer has no resource version".to_owned();
-        Self { kind: FailureKind::Malformed, cause, after: None }
+        Self { kind: FailureKind::Malformed, status: None, cause, after: None }
     }
 
     /// Describes an answer that was not complete within `limit`, for example because a proxy keeps the connection open
     /// although the API server is gone.
     pub(super) fn without_end(limit: Duration) -> Self {
         let cause = format!("the answer is not complete after {} s", limit.as_secs());
-        Self { kind: FailureKind::Unreachable, cause, after: None }
+        Self { kind: FailureKind::Unreachable, status: None, cause, after: None }
     }
 
     /// Describes a streaming list that the API server ended before the end of the initial events.
     pub(super) fn interrupted() -> Self {
         let cause = "the streaming list ended before its last object".to_owned();
-        Self { kind: FailureKind::Unreachable, cause, after: None }
+        Self { kind: FailureKind::Unreachable, status: None, cause, after: None }
     }
 
     /// Describes a watch in which a due bookmark did not arrive, for example because a proxy keeps the connection open
     /// although the API server is gone.
     pub(super) fn without_bookmark(silence: Duration) -> Self {
         let cause = format!("no event or bookmark for {} s", silence.as_secs());
-        Self { kind: FailureKind::Unreachable, cause, after: None }
+        Self { kind: FailureKind::Unreachable, status: None, cause, after: None }
     }
 }
 

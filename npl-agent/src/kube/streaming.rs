@@ -21,11 +21,20 @@ const INITIAL_EVENTS: Duration = Duration::from_secs(20);
 /// The annotation of the bookmark that ends the initial events.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
+/// The status codes of answers that need a reaction of their own.
+const TOO_MANY_REQUESTS: u16 = 429;
+const GATEWAY_TIMEOUT: u16 = 504;
+
 /// Why a streaming list gave no complete list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StreamFailure {
     /// The API server, or a proxy in front of it, does not support streaming lists, for this reason.
     Unsupported(String),
+    /// The API server limits the rate of requests (429).
+    Throttled(RequestFailure),
+    /// The API server's watch cache has not reached the newest state of etcd in time (504). A list does not need the
+    /// watch cache.
+    OutdatedCache(RequestFailure),
     /// The request failed for a reason that does not depend on streaming lists.
     Failed(RequestFailure),
 }
@@ -41,6 +50,8 @@ impl StreamFailure {
 impl From<RequestFailure> for StreamFailure {
     fn from(failure: RequestFailure) -> Self {
         match failure.kind {
+            _ if failure.status == Some(TOO_MANY_REQUESTS) => Self::Throttled(failure),
+            _ if failure.status == Some(GATEWAY_TIMEOUT) => Self::OutdatedCache(failure),
             // An API server whose feature gate `WatchList` is off answers 422.
             FailureKind::Rejected | FailureKind::Malformed | FailureKind::Expired | FailureKind::Restored => {
                 Self::Unsupported(failure.cause)

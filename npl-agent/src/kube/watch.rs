@@ -45,6 +45,11 @@ const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 /// no pings.
 const LONGEST_SILENCE: Duration = Duration::from_secs(90);
 
+/// The number of streaming lists that the agent requests in succession, while the API server answers that there are too
+/// many requests (429). A list after a single such answer would burden the API server more than a streaming list. After
+/// this number, the agent requests a list, because the API server may refuse only streaming lists.
+const STREAMING_ATTEMPTS: u32 = 5;
+
 /// If a watch was open for this time, the delay after its end is again as short as the first delay. The time that a
 /// request waits for its answer does not count, so an API server that does not answer does not shorten the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
@@ -188,10 +193,11 @@ impl<W: Watched> Follower<W> {
         }
     }
 
-    /// Requests all objects, and sends them to the receiver. Requests a streaming list once, if the API server may
+    /// Requests all objects, and sends them to the receiver. Requests a streaming list first, if the API server may
     /// support streaming lists. If there is no complete streaming list, requests lists until one succeeds.
     async fn begin(&mut self) -> Result<Beginning<W>, ReceiverDropped> {
-        if self.supports_streaming {
+        let mut attempts = 0..STREAMING_ATTEMPTS;
+        while self.supports_streaming && attempts.next().is_some() {
             let convert = |object| self.watch.convert::<W>(object).filter(W::is_relevant);
             match streaming::receive(&self.source, WATCH_SECONDS, convert).await {
                 Ok((CompleteList { objects, version }, watch)) => {
@@ -208,7 +214,16 @@ impl<W: Watched> Follower<W> {
                     );
                     self.supports_streaming = false;
                 }
-                Err(StreamFailure::Failed(failure)) => self.record_failure_and_wait(&failure).await,
+                Err(StreamFailure::Throttled(failure)) => self.record_failure_and_wait(&failure).await,
+                Err(StreamFailure::OutdatedCache(failure)) => {
+                    self.health.record_outdated_cache(&failure);
+                    self.wait(failure.after).await;
+                    break;
+                }
+                Err(StreamFailure::Failed(failure)) => {
+                    self.record_failure_and_wait(&failure).await;
+                    break;
+                }
             }
         }
         Ok(Beginning { version: self.list().await?, watch: None })

@@ -113,6 +113,17 @@ impl WatchHealth {
         }
     }
 
+    /// Records that the API server's watch cache was not current in time for a streaming list. The failure is not logged
+    /// as a warning, because the list that the agent requests next does not need the watch cache.
+    pub(super) fn record_outdated_cache(&self, failure: &RequestFailure) {
+        self.observer.record_failure(self.subject, failure.kind, &failure.cause);
+        debug!(
+            subject = %self.subject, err = failure.cause,
+            "the API server's watch cache is not current; the {} requests a list",
+            self.observer.process()
+        );
+    }
+
     /// Records that the newest resource version of the API server's store is older than the last version that the watch
     /// has received.
     pub(super) fn record_restore(&self, seen: &str, newest: &str) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests watches that receive their first objects by a streaming list.
 
+use tracing::Level;
+
 use super::*;
-use crate::kube::mock::end_of_initial_events as end;
+use crate::{kube::mock::end_of_initial_events as end, process::telemetry::tests::Written};
 
 fn added(name: &str, version: u64) -> Value {
     json!({ "type": "ADDED", "object": pod(name, version) })
@@ -89,14 +91,52 @@ async fn an_api_server_that_ignores_the_parameters_of_a_streaming_list_is_notice
     assert_eq!(names(&scene.change().await), ["list a", "list b"]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_unavailable_api_server_is_asked_for_a_list_after_the_requested_time() {
-    let mut scene = watching_pods();
+/// Answers the next request, which must be for a streaming list, that there are too many requests. Returns the time of
+/// the answer.
+async fn throttle(scene: &mut Scene, seconds: &str) -> Instant {
     let request = scene.server.next_request().await;
-    let answered = Instant::now();
-    request.answer_with_headers(429, &[("retry-after", "25")], "Too many requests, please try again later.");
-    listed(&mut scene, &[pod("a", 1)]).await;
+    assert_eq!(request.line, STREAMED_PODS);
+    request.answer_with_headers(429, &[("retry-after", seconds)], "Too many requests, please try again later.");
+    Instant::now()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streaming_list_that_is_throttled_is_requested_again_after_the_requested_time() {
+    let mut scene = watching_pods();
+    let answered = throttle(&mut scene, "25").await;
+    stream(&mut scene, &[added("a", 1), end("10")]).await;
     assert!(answered.elapsed() >= Duration::from_secs(25), "{:?}", answered.elapsed());
+    assert_eq!(names(&scene.change().await), ["list a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_throttles_every_streaming_list_is_asked_for_a_list() {
+    let mut scene = watching_pods();
+    for _ in 0..STREAMING_ATTEMPTS {
+        throttle(&mut scene, "1").await;
+    }
+    listed(&mut scene, &[pod("a", 1)]).await;
+    assert_eq!(names(&scene.change().await), ["list a"]);
+}
+
+/// The API server sends this error as an event of the accepted watch.
+#[tokio::test(start_paused = true)]
+async fn an_outdated_watch_cache_leads_to_a_list_without_a_warning() {
+    let written = Written::default();
+    let writer = written.clone();
+    let log = tracing_subscriber::fmt().with_max_level(Level::WARN).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(log);
+    let mut scene = watching_pods();
+    let details = json!({ "retryAfterSeconds": 1, "causes": [{ "reason": "ResourceVersionTooLarge" }] });
+    let status = json!({ "kind": "Status", "status": "Failure", "code": 504, "reason": "Timeout",
+                         "message": "Too large resource version: 20, current: 10", "details": details });
+    let answered = Instant::now();
+    stream(&mut scene, &[json!({ "type": "ERROR", "object": status })]).await;
+    listed(&mut scene, &[pod("a", 1)]).await;
+    assert!((1..=2).contains(&answered.elapsed().as_secs()), "{:?}", answered.elapsed());
+    assert_eq!(names(&scene.change().await), ["list a"]);
+    assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="unavailable"} 1"#));
+    assert_eq!(written.text(), "");
 }
 
 #[tokio::test(start_paused = true)]
