@@ -22,6 +22,8 @@ struct Scene {
     changes: Receiver<Change>,
     tasks: JoinSet<WatchedResource>,
     metrics: Metrics,
+    /// Whether [`Scene::list_request`] has refused a streaming list.
+    has_refused_streaming: bool,
 }
 
 fn observers(metrics: &Metrics, namespaces: &Namespaces) -> Observers {
@@ -44,7 +46,7 @@ fn selecting<W: Watched<Change = Change>>(selection: Selection) -> Scene {
     drop(sender);
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.follow::<W>(client, selection));
-    Scene { server, changes, tasks, metrics }
+    Scene { server, changes, tasks, metrics, has_refused_streaming: false }
 }
 
 impl Scene {
@@ -52,15 +54,17 @@ impl Scene {
         timeout(Duration::from_mins(10), self.changes.recv()).await.unwrap().unwrap()
     }
 
-    /// Returns the next request that is not for a streaming list. Answers a request for a streaming list as an API
-    /// server does that does not support streaming lists.
+    /// Returns the next request, which must be for a list. Answers the first request for a streaming list as an API
+    /// server does that does not support streaming lists; the agent must not request another one.
     async fn list_request(&mut self) -> ReceivedRequest {
-        let request = self.server.next_request().await;
-        if !request.line.contains("sendInitialEvents") {
-            return request;
+        let mut request = self.server.next_request().await;
+        if request.line.contains("sendInitialEvents") && !self.has_refused_streaming {
+            self.has_refused_streaming = true;
+            request.answer(422, refusal(422, "Invalid", "sendInitialEvents: Forbidden"));
+            request = self.server.next_request().await;
         }
-        request.answer(422, refusal(422, "Invalid", "sendInitialEvents: Forbidden"));
-        self.server.next_request().await
+        assert!(!request.line.contains("watch=true"), "{}", request.line);
+        request
     }
 
     fn counts(&self, line: &str) -> bool {
