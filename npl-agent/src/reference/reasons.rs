@@ -19,8 +19,8 @@ macro_rules! advice {
 
 advice! {
     NoMapping:
-        cause "A load balancer with an outdated member, a port scan of the range, or a reply to a connection of the \
-               Node that uses a port of the range.",
+        cause "A load balancer with an outdated member, a port scan of the range, or a packet to a socket of the Node \
+               that uses an unmapped port of the range.",
         action "Compare load balancer members with `npl-agent mappings`. A constant low rate is normal.";
     EarlyFragment:
         cause "A fragment arrived before the first fragment of its datagram.",
@@ -54,7 +54,7 @@ advice! {
         cause "The source is not in `allowed-source-ranges` of any Service of the mapping.",
         action "If clients with this source should be admitted, add the source to the list. The list must contain the source address of the packets that arrive at the Node: behind SNAT, this is the load balancer's address.";
     HostConnection:
-        cause "The packet belongs to a connection that the Node opened or masquerades with a source port of the range, or to a connection to a node port that rules of other software have accepted.",
+        cause "The packet belongs to a connection that the Node opened or masquerades with a source port of the range, to a connection that a process of the Node accepted on this port before the port had a mapping, or to a connection to a node port that rules of other software have accepted.",
         action "None: the packet correctly reaches the host.";
     Ipv6ExtensionHeaders:
         cause "The packet has more than six extension headers, an extension header that is cut off, or a source route with segments left.",
