@@ -2,7 +2,7 @@
 //! Checks the Node's network devices, their addresses and the order of their programs.
 
 use super::{
-    Facts, Finding, abridged,
+    Facts, Finding, abridged, abridged_to,
     kernel::{ASK_AS_ROOT, NAME_RUNTIME_DIR},
 };
 use crate::core::devices::{
@@ -37,6 +37,9 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
+/// The maximum number of addresses that the check `addresses` names.
+const MAX_NAMED_ADDRESSES: usize = 16;
+
 /// Checks for addresses of the Node on which NPL does not serve node ports.
 pub(super) fn addresses(facts: &Facts) -> Finding {
     let key = "addresses";
@@ -48,10 +51,11 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         return Finding::ok(key, "node ports do not answer on any address yet: see the check datapath");
     }
     let all = local_addresses(devices, &[]);
-    let missing: Vec<_> = all.iter().filter(|addr| !datapath.addresses.contains(addr)).collect();
-    let Some(first) = missing.first() else {
+    let missing: Vec<_> =
+        all.iter().filter(|addr| !datapath.addresses.contains(addr)).map(ToString::to_string).collect();
+    if missing.is_empty() {
         return Finding::ok(key, format!("node ports answer on all {} addresses of the Node", all.len()));
-    };
+    }
     let advice = if facts.is_agent_running {
         "clients that connect to these addresses are not served: run the check again after a second, because the agent \
          serves a new address with a short delay. If the check still lists addresses, the Node has more than 256 \
@@ -59,7 +63,8 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
     } else {
         "clients that connect to these addresses are not served: start the agent, which adds these addresses"
     };
-    let found = format!("node ports do not answer on {} of {} addresses: {first} …", missing.len(), all.len());
+    let named = abridged_to(MAX_NAMED_ADDRESSES, &missing, ", ", " and ");
+    let found = format!("node ports do not answer on {} of {} addresses: {named}", missing.len(), all.len());
     Finding::warning(key, found, advice)
 }
 
@@ -132,6 +137,8 @@ pub(super) fn program_order(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::super::{
         DatapathFacts, Facts, State,
         tests::{check, first_device, well},
@@ -158,6 +165,22 @@ mod tests {
                 State::Warning,
                 "1 of 3",
                 "start the agent",
+            ),
+            (
+                |it| first_device(it).addresses.extend((1..=16).map(|byte| IpAddr::from([198, 51, 100, byte]))),
+                key,
+                State::Warning,
+                "16 of 18 addresses: 198.51.100.1, 198.51.100.2, 198.51.100.3, 198.51.100.4, 198.51.100.5, \
+                 198.51.100.6, 198.51.100.7, 198.51.100.8, 198.51.100.9, 198.51.100.10, 198.51.100.11, 198.51.100.12, \
+                 198.51.100.13, 198.51.100.14, 198.51.100.15, 198.51.100.16",
+                "256",
+            ),
+            (
+                |it| first_device(it).addresses.extend((1..=20).map(|byte| IpAddr::from([198, 51, 100, byte]))),
+                key,
+                State::Warning,
+                "198.51.100.15, 198.51.100.16 and 4 more",
+                "256",
             ),
             (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
             (|it| it.datapath = Ok(DatapathFacts::default()), key, State::Ok, "see the check datapath", ""),

@@ -351,9 +351,13 @@ impl Facts {
 
 /// Joins the first three texts, and adds the number of the remaining texts after `before_rest`.
 fn abridged(texts: &[impl AsRef<str>], separator: &str, before_rest: &str) -> String {
-    const SHOWN: usize = 3;
-    let shown = texts.iter().take(SHOWN).map(AsRef::as_ref).collect::<Vec<_>>().join(separator);
-    if texts.len() > SHOWN { format!("{shown}{before_rest}{} more", texts.len() - SHOWN) } else { shown }
+    abridged_to(3, texts, separator, before_rest)
+}
+
+/// Joins the first `shown` texts, and adds the number of the remaining texts after `before_rest`.
+fn abridged_to(shown: usize, texts: &[impl AsRef<str>], separator: &str, before_rest: &str) -> String {
+    let joined = texts.iter().take(shown).map(AsRef::as_ref).collect::<Vec<_>>().join(separator);
+    if texts.len() > shown { format!("{joined}{before_rest}{} more", texts.len() - shown) } else { joined }
 }
 
 #[cfg(test)]
