@@ -63,6 +63,16 @@ pub enum GuardMode {
     Off,
 }
 
+impl GuardMode {
+    /// Why the agent does not maintain the table, for the log.
+    const fn why_no_table(self) -> &'static str {
+        match self {
+            Self::Off => "--nft-guard is off",
+            Self::Auto | Self::On => "the Node has no source NAT rules, and reply routing needs no marks",
+        }
+    }
+}
+
 /// The handle of the thread that maintains the table. A separate thread is necessary, because the agent's nftables
 /// transaction waits while other software writes, for example, ten thousand rules in one transaction. Dropping the
 /// handle ends the thread and keeps the table.
@@ -340,10 +350,7 @@ impl Worker {
         };
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
-                info!(
-                    "removed nftables table {TABLE}: --nft-guard is off, or the Node has no source NAT rules and reply \
-                     routing needs no marks"
-                );
+                info!("removed nftables table {TABLE}: {}", self.mode.why_no_table());
             }
             self.log(&Content::default());
             self.installed = None;

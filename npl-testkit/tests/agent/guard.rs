@@ -107,6 +107,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     poll::until("the removal of the mark", LIMIT, || is_bare().then_some(())).unwrap();
     node.nft("delete table inet npl_test").unwrap();
     poll::until("the removal of the table", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+    world.wait_for_log("removed nftables table inet npl: the Node has no source NAT rules, and reply routing needs no");
 
     rule_of_pod(&world, "add");
     poll::until("the mark to return", LIMIT, || is_marked(&world).then_some(())).unwrap();
@@ -131,4 +132,5 @@ fn disabling_the_guard_removes_the_marks_and_logs_a_warning() {
     world.start_agent(&["--resync", "1s", "--nft-guard", "off"]);
     world.wait_for_log("with --nft-guard off no connection is marked");
     poll::until("the removal of the mark", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+    world.wait_for_log("removed nftables table inet npl: --nft-guard is off");
 }
