@@ -56,8 +56,8 @@ impl TestBinary {
         command
     }
 
-    /// Whether the binary has a test with `filter` in its name that runs on this machine. Ignored tests do not count:
-    /// they run only on emulated machines.
+    /// Whether the binary has a test with `filter` in its name that runs on this machine by default. Ignored tests
+    /// do not count: they run only on emulated machines, or need an agent of another ABI version (`--former-agent`).
     pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
         let mut ignored = BTreeSet::new();
         // The harness of the real cluster's tests is not asked for ignored tests: it has no option `--ignored`, and no
