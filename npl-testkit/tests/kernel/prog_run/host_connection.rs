@@ -117,7 +117,7 @@ fn connection_whose_syn_arrived_before_the_mapping_is_a_host_connection() {
 /// has no translation for the flow's datagrams. Kernel conntrack classifies a flow that has lasted for more than 2 s as
 /// a stream, which has a longer timeout.
 #[test]
-fn record_of_a_udp_flow_expires_as_in_kernel_conntrack() {
+fn record_of_a_udp_flow_expires_and_that_of_a_stream_expires_later() {
     with_mappings(|lab| {
         let id = FlowId { client: client(), pod: node(), protocol: Udp };
         let (sent, answer) = (udp(node(), client(), b"question"), udp(client(), node(), b"answer"));

@@ -64,6 +64,7 @@ fn unmapped_packet_of_each_protocol_is_recorded() {
             tcp(client(), to(FREE_PORT), SYN, b""),
             tcp(client(), to(FREE_PORT + 1), RST, b""),
             sctp(client(), to(FREE_PORT + 2), INIT, &[7; 16]),
+            udp(client(), to(FREE_PORT + 3), b"hello"),
         ];
         for (port, packet) in (FREE_PORT..).zip(&packets) {
             assert_eq!(time_until_quiet(lab, port), None);
