@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use npl_agent::core::model::Family;
 use npl_testkit::echo::Protocol;
 use npl_testkit::traffic::{self, Direction, Transfer, udp_socket};
 use npl_testkit::{poll, tools};
@@ -37,6 +38,10 @@ const RENEWALS: u32 = 4;
 /// The duration of a transfer at its rate, in seconds. The entries are observed for a few seconds, and the transfer
 /// then continues without a rate limit.
 const SECONDS: u64 = 128;
+
+/// The sysctls with the timeouts of an open connection. Without acknowledgments or after retransmissions, kernel conntrack
+/// applies shorter timeouts than that of an established connection.
+const LIVE_TIMEOUTS: [&str; 3] = ["tcp_timeout_established", "tcp_timeout_unacknowledged", "tcp_timeout_max_retrans"];
 
 /// The sysctls with the timeouts of a closing connection: one for each state from the first FIN to the entry's removal.
 const CLOSING_TIMEOUTS: [&str; 5] = [
@@ -164,26 +169,37 @@ fn start(world: &World, directions: &[Direction]) -> Vec<Transfer> {
     each.map(start).collect()
 }
 
-/// Ends the transfers, all of whose data must arrive.
+/// Number of packets that NPL has translated, of requests and replies together.
+fn translated(world: &mut World) -> u64 {
+    let totals = Family::ALL.map(|family| world.datapath().tables.totals(family).unwrap());
+    totals.iter().map(|total| total.request_packets + total.reply_packets).sum()
+}
+
+/// Ends the transfers, all of whose data must arrive. Without a rate limit, most of their packets must bypass the stack:
+/// if the stack forwarded every packet, the entries would prove nothing about offloaded connections.
 #[track_caller]
-fn finish(running: Vec<Transfer>) {
+fn finish(world: &mut World, running: Vec<Transfer>) {
     assert!(running.iter().all(Transfer::is_running), "a transfer has ended before its entry was observed");
+    let (forwarded_before, translated_before) = (counted(world, "forwarded"), translated(world));
     running.iter().for_each(Transfer::remove_rate_limit);
     for transfer in running {
         transfer.join().unwrap();
     }
+    let forwarded = counted(world, "forwarded") - forwarded_before;
+    let translated = translated(world) - translated_before;
+    assert!(forwarded * 2 < translated, "the stack has forwarded {forwarded} of {translated} packets");
 }
 
 /// If the stack saw no packets of offloaded connections, no packet would renew the remaining time of their entries. The
 /// entries would time out, and later packets of the connections would be invalid.
 #[test]
 fn kernel_conntrack_keeps_offloaded_connections() {
-    let world = offloading();
-    set_timeouts(&world, &["tcp_timeout_established", "tcp_timeout_unacknowledged"], LONG);
+    let mut world = offloading();
+    set_timeouts(&world, &LIVE_TIMEOUTS, LONG);
     let running = start(&world, &[Direction::Upload, Direction::Download]);
     wait_for_established(&world, 2);
     wait_for_renewals(&world, 2);
-    finish(running);
+    finish(&mut world, running);
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
@@ -193,14 +209,14 @@ fn kernel_conntrack_keeps_offloaded_connections() {
 /// connections.
 #[test]
 fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and_sees_their_end() {
-    let world = offloading();
-    set_timeouts(&world, &["tcp_timeout_established", "tcp_timeout_unacknowledged"], LONG);
+    let mut world = offloading();
+    set_timeouts(&world, &LIVE_TIMEOUTS, LONG);
     set_timeouts(&world, &CLOSING_TIMEOUTS, 1);
     for direction in [Direction::Upload, Direction::Download] {
         let running = start(&world, &[direction]);
         wait_for_established(&world, 1);
         wait_for_renewals(&world, 1);
-        finish(running);
+        finish(&mut world, running);
         wait_until_timed_out(&world, Protocol::Tcp);
     }
     assert_eq!(counted(&world, "invalid"), 0);
