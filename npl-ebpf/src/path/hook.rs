@@ -22,7 +22,7 @@ use crate::{
 pub trait Hook {
     /// Which address and port the program rewrites: [`SOURCE`](crate::act::rewrite::SOURCE) or
     /// [`DESTINATION`](crate::act::rewrite::DESTINATION).
-    const END: bool;
+    const SIDE: bool;
     /// True if the program runs at TC ingress of a device, and false if the program runs at TC egress.
     const ON_ARRIVAL: bool;
 

@@ -56,7 +56,7 @@ impl<const MODE: u8> Replies<MODE> {
 }
 
 impl<const MODE: u8> Hook for Replies<MODE> {
-    const END: bool = SOURCE;
+    const SIDE: bool = SOURCE;
     const ON_ARRIVAL: bool = Self::AT_POD;
 
     #[inline(always)]

@@ -51,7 +51,7 @@ pub struct Accepted<F: Family> {
 }
 
 impl<const MODE: u8> Hook for Requests<MODE> {
-    const END: bool = DESTINATION;
+    const SIDE: bool = DESTINATION;
     const ON_ARRIVAL: bool = true;
 
     #[inline(always)]

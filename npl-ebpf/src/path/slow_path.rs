@@ -33,7 +33,7 @@ pub fn translate<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     // The program sets the mark of a redirected reply after all steps: re-injected fragments are clones of the same
     // skb, and a clone that the stack forwards must not have the mark.
     if H::ON_ARRIVAL
-        && H::END == SOURCE
+        && H::SIDE == SOURCE
         && verdict::is_redirect(action)
         && let Some(config) = CONFIG.get(0)
     {
@@ -77,10 +77,10 @@ fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
     let Some(chain) = F::parse_chain(ctx, L2) else { return };
     let Some(config) = CONFIG.get(0) else { return };
     if sctp_reassembly::is_first(&chain) {
-        let hash = fragment::hash(config, &chain, H::END);
+        let hash = fragment::hash(config, &chain, H::SIDE);
         sctp_reassembly::begin(ctx, hash, H::ON_ARRIVAL);
     } else if sctp_reassembly::may_be_last(&chain) {
-        let hash = fragment::hash(config, &chain, H::END);
+        let hash = fragment::hash(config, &chain, H::SIDE);
         sctp_reassembly::note_last(hash, &chain, H::ON_ARRIVAL);
     }
 }
@@ -99,7 +99,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     }
     let is_first = chain.fragment.is_first;
     let Some(config) = CONFIG.get(0) else { return trace::decide(Verdict::UNRELATED) };
-    let hash = if is_first { fragment::hash(config, &chain, H::END) } else { 0 };
+    let hash = if is_first { fragment::hash(config, &chain, H::SIDE) } else { 0 };
     let (destination, protocol) = (chain.headers.destination, chain.headers.protocol);
     let verdict = match Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) {
         Some(packet) => H::packet::<F, L2, false>(ctx, &packet, |nat| {
@@ -111,7 +111,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     };
     // An early fragment of a request is saved only if the destination is a node address; an early fragment of a reply
     // is always saved.
-    let may_be_early = |config: &Config| H::END == SOURCE || F::node_address_index(config, destination).is_some();
+    let may_be_early = |config: &Config| H::SIDE == SOURCE || F::node_address_index(config, destination).is_some();
     if !H::ON_ARRIVAL && verdict.is_slow_path() {
         if is_first {
             fragment::record_untranslated::<F>(hash, may_be_early);

@@ -40,7 +40,7 @@ use crate::{
     },
 };
 
-/// Values of the parameter `END`, which states whether a rewrite changes the source address and port or the destination
+/// Values of the parameter `SIDE`, which states whether a rewrite changes the source address and port or the destination
 /// address and port.
 pub const SOURCE: bool = false;
 pub const DESTINATION: bool = true;
@@ -112,21 +112,21 @@ struct Adjacent<T, H> {
 /// Rewrites the source or destination address and port of a packet to `addr` and `port`, which are in network byte
 /// order.
 #[inline(always)]
-pub fn apply<F: HeaderLayout, const END: bool, const L2: usize, const FAST_PATH: bool>(
+pub fn apply<F: HeaderLayout, const SIDE: bool, const L2: usize, const FAST_PATH: bool>(
     ctx: &TcContext,
     packet: &Packet<F>,
     addr: F::Addr,
     port: u16,
 ) -> Result<(), RewriteError> {
     match packet.headers.protocol {
-        protocol::TCP => write::<F, TcpHeader, END, L2, FAST_PATH>(ctx, packet, addr, port),
-        protocol::SCTP if !FAST_PATH => sctp::write::<F, END>(ctx, packet, addr, port),
-        _ => write::<F, UdpHeader, END, L2, FAST_PATH>(ctx, packet, addr, port),
+        protocol::TCP => write::<F, TcpHeader, SIDE, L2, FAST_PATH>(ctx, packet, addr, port),
+        protocol::SCTP if !FAST_PATH => sctp::write::<F, SIDE>(ctx, packet, addr, port),
+        _ => write::<F, UdpHeader, SIDE, L2, FAST_PATH>(ctx, packet, addr, port),
     }
 }
 
 #[inline(always)]
-fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize, const FAST_PATH: bool>(
+fn write<F: HeaderLayout, H: ChecksummedHeader, const SIDE: bool, const L2: usize, const FAST_PATH: bool>(
     ctx: &TcContext,
     packet: &Packet<F>,
     addr: F::Addr,
@@ -134,7 +134,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
 ) -> Result<(), RewriteError> {
     let header = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?;
     let has_checksum = has_checksum(&header);
-    let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<END>(packet, addr, port);
+    let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<SIDE>(packet, addr, port);
     let headers = &packet.headers;
     // In `skb->csum`, the change of the port and the change of the transport checksum add up to zero. In a UDP packet
     // without a checksum, only the port changes, so the kernel must update `skb->csum`.
@@ -146,7 +146,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
         store(ctx, offset, &ip, flags)?;
     }
     let is_complete_checksum =
-        FAST_PATH && END == DESTINATION && has_checksum && is_complete_checksum::<F, H, L2>(ctx, headers, &header);
+        FAST_PATH && SIDE == DESTINATION && has_checksum && is_complete_checksum::<F, H, L2>(ctx, headers, &header);
     let check = if is_complete_checksum {
         add_to_sum(ctx, F::sum_change::<L2>(ctx, headers.ttl_fields, difference));
         updated_checksum::<H>(header.check(), difference, port)
@@ -163,7 +163,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     // written by helpers: if the reply program had direct writes, the kernel would copy the headers of every packet
     // that a socket still references, even of packets that match no mapping.
     let needs_no_sum = flags == 0 || is_complete_checksum;
-    if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
+    if SIDE == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
     }
     store(ctx, offset, &Adjacent { ip, transport }, flags)
@@ -213,9 +213,9 @@ struct AddressChange<F: HeaderLayout> {
 
 impl<F: HeaderLayout> AddressChange<F> {
     #[inline(always)]
-    fn new<const END: bool>(packet: &Packet<F>, addr: F::Addr, port: u16) -> Self {
+    fn new<const SIDE: bool>(packet: &Packet<F>, addr: F::Addr, port: u16) -> Self {
         let (headers, old) = (&packet.headers, packet.ports);
-        if END == SOURCE {
+        if SIDE == SOURCE {
             let (source, destination, ports) = (addr, headers.destination, Ports { source: port, ..old });
             let difference = F::difference(headers.source, addr);
             Self { source, destination, ports, difference, port: (old.source, port) }
@@ -244,22 +244,22 @@ fn updated_checksum<H: ChecksummedHeader>(check: u16, difference: u32, port: (u1
 
 /// Rewrites the source or destination address of a later fragment, which has no ports.
 #[inline(always)]
-pub fn apply_address<F: HeaderLayout, const END: bool>(
+pub fn apply_address<F: HeaderLayout, const SIDE: bool>(
     ctx: &TcContext,
     chain: &HeaderChain<F>,
     addr: F::Addr,
 ) -> Result<(), RewriteError> {
-    write_address::<F, END>(ctx, chain.l3, &chain.headers, addr)
+    write_address::<F, SIDE>(ctx, chain.l3, &chain.headers, addr)
 }
 
 #[inline(always)]
-fn write_address<F: HeaderLayout, const END: bool>(
+fn write_address<F: HeaderLayout, const SIDE: bool>(
     ctx: &TcContext,
     l3: usize,
     headers: &Headers<F>,
     addr: F::Addr,
 ) -> Result<(), RewriteError> {
-    let (old, source, destination) = if END == SOURCE {
+    let (old, source, destination) = if SIDE == SOURCE {
         (headers.source, addr, headers.destination)
     } else {
         (headers.destination, headers.source, addr)
@@ -274,7 +274,7 @@ fn write_address<F: HeaderLayout, const END: bool>(
 /// In the ICMP checksum of IPv4, the change of the quoted address and the change of the quoted IP header checksum add
 /// up to zero, so the program adds neither change.
 #[inline(always)]
-pub fn apply_error<F: HeaderLayout, const END: bool>(
+pub fn apply_error<F: HeaderLayout, const SIDE: bool>(
     ctx: &TcContext,
     error: &IcmpError<F>,
     addr: F::Addr,
@@ -283,13 +283,13 @@ pub fn apply_error<F: HeaderLayout, const END: bool>(
     let (outer, quoted) = (&error.outer.headers, &error.quote.headers);
     let ports = error.quote.ports;
     let (outer_addr, source, destination) =
-        if END == SOURCE { (outer.source, addr, outer.destination) } else { (outer.destination, outer.source, addr) };
-    let (quoted_addr, quoted_source, quoted_destination) = if END == SOURCE {
+        if SIDE == SOURCE { (outer.source, addr, outer.destination) } else { (outer.destination, outer.source, addr) };
+    let (quoted_addr, quoted_source, quoted_destination) = if SIDE == SOURCE {
         (quoted.destination, quoted.source, addr)
     } else {
         (quoted.source, addr, quoted.destination)
     };
-    let (quoted_port, quoted_ports) = if END == SOURCE {
+    let (quoted_port, quoted_ports) = if SIDE == SOURCE {
         (ports.destination, Ports { destination: port, ..ports })
     } else {
         (ports.source, Ports { source: port, ..ports })

@@ -13,7 +13,7 @@ use crate::{
 
 /// Like [`write()`](super::write), but for an SCTP packet.
 #[inline(always)]
-pub(super) fn write<F: HeaderLayout, const END: bool>(
+pub(super) fn write<F: HeaderLayout, const SIDE: bool>(
     ctx: &TcContext,
     packet: &Packet<F>,
     addr: F::Addr,
@@ -21,14 +21,14 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
 ) -> Result<(), RewriteError> {
     let header = load::<SctpHeader>(ctx, packet.headers.l4).ok_or(RewriteError)?;
     let old = packet.ports;
-    let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
+    let ports = if SIDE == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
     let check = sctp_check(
         header.check,
         old.as_u32(),
         ports.as_u32(),
         packet.end.ok_or(RewriteError)?.get() - packet.headers.l4,
     );
-    write_address::<F, END>(ctx, packet.l3, &packet.headers, addr)?;
+    write_address::<F, SIDE>(ctx, packet.l3, &packet.headers, addr)?;
     // In `skb->csum`, the change of the CRC and the change of the ports do not add up to zero, so the kernel must
     // update `skb->csum`.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);

@@ -41,7 +41,7 @@ pub fn packet<F: Family, H: Hook, const L2: usize>(
     note_packet::<F, L2>(skb(ctx));
     let verdict = judge_packet(skb(ctx), judge);
     trace::note_verdict(verdict);
-    write_log(H::END == SOURCE);
+    write_log(H::SIDE == SOURCE);
     verdict
 }
 
@@ -58,7 +58,7 @@ pub fn decide(verdict: Verdict) -> i32 {
 pub fn step<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff, step: impl FnOnce(*mut __sk_buff) -> i32) -> i32 {
     note_packet::<F, L2>(skb);
     let action = step(skb);
-    write_log(H::END == SOURCE);
+    write_log(H::SIDE == SOURCE);
     action
 }
 

@@ -120,7 +120,7 @@ fn is_armed() -> bool {
 #[inline(always)]
 const fn origin<H: Hook>() -> u32 {
     let hook = if H::ON_ARRIVAL { hook::INGRESS } else { hook::EGRESS };
-    hook as u32 | if H::END == SOURCE { IS_REPLY } else { 0 }
+    hook as u32 | if H::SIDE == SOURCE { IS_REPLY } else { 0 }
 }
 
 /// Stores a verdict in this CPU's record. This function and the other functions with `no_mangle` in this module are
