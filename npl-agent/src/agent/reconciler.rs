@@ -335,7 +335,7 @@ impl Reconciler {
         if self.state.is_ready() && !self.state.is_retiring() {
             self.health.set_synced();
             if is_settled && is_clean {
-                self.retire_predecessors();
+                self.remove_predecessors();
             }
         }
         Ok(())
@@ -349,22 +349,22 @@ impl Reconciler {
     /// Removes the programs and maps of earlier agents, once this agent's programs are attached to every device that
     /// the earlier programs serve. If only an earlier agent's programs serve a device, the agent tries again at the
     /// next resync.
-    fn retire_predecessors(&mut self) {
+    fn remove_predecessors(&mut self) {
         if !mem::take(&mut self.has_predecessors) {
             return;
         }
         let datapath = &mut self.executor.datapath;
-        let retired = datapath.predecessor_devices().and_then(|former| {
+        let removed = datapath.predecessor_devices().and_then(|former| {
             let kept_on = served_by_former_only(&self.unattached, &former);
             self.change_log.log_kept_predecessors(&kept_on);
             self.introspection.former_programs_on = kept_on.into_iter().collect();
             if self.introspection.former_programs_on.is_empty() {
-                datapath.retire_predecessors()
+                datapath.remove_predecessors()
             } else {
                 Ok(Vec::new())
             }
         });
-        match retired {
+        match removed {
             Ok(versions) if versions.is_empty() => {}
             Ok(versions) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");

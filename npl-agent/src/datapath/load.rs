@@ -115,13 +115,13 @@ impl Datapath {
     /// # Errors
     ///
     /// If a pin or a filter cannot be removed. The next call tries to remove the remaining pins and filters.
-    pub fn retire_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
+    pub fn remove_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
         if !self.has_predecessors {
             return Ok(Vec::new());
         }
-        let retired = predecessor::retire(&self.hooks.pins, &mut self.tables)?;
+        let removed = predecessor::remove(&self.hooks.pins, &mut self.tables)?;
         self.has_predecessors = false;
-        Ok(retired)
+        Ok(removed)
     }
 
     /// Removes the next hops that the plan does not contain with the same value. After the removal, the kernel stack

@@ -200,7 +200,7 @@ impl MappingWriter {
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
         self.remove_known(tables, frontend)?;
         if let Some(index) = stats_index {
-            tables.retire_stats(index, frontend.family)?;
+            tables.move_stats_to_shared(index, frontend.family)?;
             self.free_stats(index);
         }
         Ok(())
@@ -296,7 +296,7 @@ impl MappingWriter {
         };
         self.free_stats_from = index;
         // The counters are reset, because a killed agent may have left counts in them.
-        tables.retire_stats(index, family)?;
+        tables.move_stats_to_shared(index, family)?;
         Ok(index)
     }
 }

@@ -6,12 +6,12 @@
 //! maps, then attaches its programs. With TCX, this agent's programs are attached ahead of the earlier programs.
 //! Without TCX, this agent's filters were added last, so the kernel runs them first. The earlier programs keep
 //! translating packets of flows that are only in the earlier maps. An XDP program of an earlier agent stays attached
-//! until the earlier programs are detached. [`Datapath::retire_predecessors`] completes the takeover, after this agent
+//! until the earlier programs are detached. [`Datapath::remove_predecessors`] completes the takeover, after this agent
 //! has written all mappings and has attached its programs to all devices of the predecessors. That function copies the
 //! conntrack and socket reverse NAT entries that are new since the first copy, detaches the earlier programs and
 //! removes the earlier pins.
 //!
-//! [`Datapath::retire_predecessors`]: super::load::Datapath::retire_predecessors
+//! [`Datapath::remove_predecessors`]: super::load::Datapath::remove_predecessors
 
 use std::{
     collections::BTreeSet,
@@ -281,7 +281,7 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
 ///
 /// The XDP programs are detached before the copy. Without the XDP programs, this agent's programs receive all requests
 /// before the predecessors' programs do, so the copy misses no flow.
-pub(super) fn retire(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
+pub(super) fn remove(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {
         for ifindex in other.xdp_links()? {

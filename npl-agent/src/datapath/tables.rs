@@ -479,8 +479,8 @@ impl Tables {
         Ok(sample)
     }
 
-    /// Resets the counters with this index, and adds their values to the counters of the family's removed mappings.
-    pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
+    /// Resets the counters with this index, and adds their values to the counters that the family's mappings share.
+    pub(super) fn move_stats_to_shared(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
         let counts = self.stats_of(index)?;
         if counts == MappingStats::ZERO || index >= COUNTED_MAPPINGS {
             return Ok(());

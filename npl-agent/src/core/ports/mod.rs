@@ -98,7 +98,7 @@ impl Claim {
     }
 
     /// Ends the claim's mapping without a drain.
-    pub(in crate::core) const fn retire(&mut self) {
+    pub(in crate::core) const fn end(&mut self) {
         self.backend = None;
         self.phase = Phase::Quarantined { until: None };
     }

@@ -98,7 +98,7 @@ impl Assignment<'_> {
             let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.is_in_use()) else { continue };
             claim.set_target(backend, self.wanted.sources.get(&port));
             if self.pod.is_finished {
-                claim.retire();
+                claim.end();
             } else if !is_wanted {
                 claim.drain();
             }

@@ -181,7 +181,7 @@ impl PlannerState {
         for (key, uid) in &touched.gone {
             self.views.remove(key);
             self.with_problems.remove(key);
-            self.retire_pod(uid);
+            self.end_mappings_of(uid);
         }
         for node_port in touched.service_ports {
             let owners = self.ports.of_number(node_port).filter_map(|(_, claim)| claim.owner.as_ref());
@@ -370,12 +370,12 @@ impl PlannerState {
     }
 
     /// Ends all mappings of a deleted Pod immediately, because the Pod's address may soon belong to another Pod.
-    fn retire_pod(&mut self, uid: &PodUid) {
+    fn end_mappings_of(&mut self, uid: &PodUid) {
         for (_, frontend) in self.ports.of_pod(uid) {
             if let Some(claim) = self.ports.get_mut(frontend)
                 && claim.is_in_use()
             {
-                claim.retire();
+                claim.end();
             }
             self.unsettled.insert(frontend);
         }

@@ -38,7 +38,7 @@ fn another_number_of_flows_takes_effect_and_keeps_the_entries() {
     }
     assert_eq!((next.tables.flow_count().unwrap(), next.mappings().unwrap()), (before, mappings));
     world.attach(&mut next);
-    assert_eq!(next.retire_predecessors().unwrap(), [0_u32; 0]);
+    assert_eq!(next.remove_predecessors().unwrap(), [0_u32; 0]);
     let map = |path: &Path| MapData::from_pin(Pins::new(path).map("npl_flow_v4")).unwrap().info().unwrap().id();
     let first = map(&path);
     drop(next);

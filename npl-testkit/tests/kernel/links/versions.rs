@@ -121,8 +121,8 @@ fn answered(load: &Load) {
 }
 
 /// Removes the programs and pins of other ABI versions from the Node.
-fn retire(world: &World, agent: &mut Datapath) -> Vec<u32> {
-    world.node().run(|| agent.retire_predecessors()).unwrap().unwrap()
+fn remove_others(world: &World, agent: &mut Datapath) -> Vec<u32> {
+    world.node().run(|| agent.remove_predecessors()).unwrap().unwrap()
 }
 
 fn flows(datapath: &Datapath) -> usize {
@@ -155,9 +155,9 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     assert!(copied > 0, "no conntrack entry of ABI 1 was copied");
     world.attach(&mut next);
     answered(&requests);
-    assert_eq!(retire(&world, &mut next), [1]);
+    assert_eq!(remove_others(&world, &mut next), [1]);
     assert!(!version(world.bpffs.path(), 1).exists(), "the pins of ABI 1 are left");
-    assert_eq!(retire(&world, &mut next), [0_u32; 0]);
+    assert_eq!(remove_others(&world, &mut next), [0_u32; 0]);
     answered(&requests);
     assert_eq!(requests.stop().failures, []);
     upload.join().unwrap();
@@ -186,7 +186,7 @@ fn roll_back_from_a_later_abi(mechanism: Mechanism) {
     answered(&requests);
     assert!(next.upsert_mappings(&mappings).is_empty());
     answered(&requests);
-    assert_eq!(retire(&world, &mut next), [ABI_VERSION + 1]);
+    assert_eq!(remove_others(&world, &mut next), [ABI_VERSION + 1]);
     answered(&requests);
     assert_eq!(requests.stop().failures, []);
     upload.join().unwrap();
@@ -236,7 +236,7 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
     assert_eq!(flows(&next), before, "the new map must contain all conntrack entries of the map with another size");
     world.datapath = Some(next);
     assert_eq!(world.datapath().mappings().unwrap(), mappings);
-    assert_eq!(world.datapath().retire_predecessors().unwrap(), [0_u32; 0]);
+    assert_eq!(world.datapath().remove_predecessors().unwrap(), [0_u32; 0]);
     assert!(!pins.version().join("replaced").exists(), "the former map is left");
 }
 
