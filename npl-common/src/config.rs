@@ -18,7 +18,7 @@ map_type! {
         pub port_min: u16,
         /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
-        /// Bit 0 ([`FLAG_XDP`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): of the local
+        /// Bit 0 ([`FLAG_PRE_TC_DEVICES`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): of the local
         /// clients, only those in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's
         /// primary IPv6 address in the map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
@@ -39,7 +39,7 @@ map_type! {
 /// filters of the device. A request that the XDP program or the second filter has translated arrives at the TC program
 /// with the Pod's address as destination. On the devices in the map, the TC program therefore does not treat a datagram
 /// to a Pod as a packet of a direct connection.
-pub const FLAG_XDP: u32 = 1;
+pub const FLAG_PRE_TC_DEVICES: u32 = 1;
 
 /// Flag: of the local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node
 /// ports.
@@ -49,10 +49,10 @@ pub const FLAG_HOST_CLIENTS: u32 = 2;
 const PRIMARY_V6_SHIFT: u32 = 8;
 
 /// Maximum number of devices in the map `npl_pre_tc_devs`.
-pub const MAX_XDP_DEVICES: u32 = 256;
+pub const MAX_PRE_TC_DEVICES: u32 = 256;
 
 /// The value of each element of `npl_pre_tc_devs`. Only the key has a meaning: the interface index of a device.
-pub const XDP_ATTACHED: u32 = 1;
+pub const PRE_TC_DEVICE_VALUE: u32 = 1;
 
 const _: () =
     assert!(core::mem::offset_of!(Config, primary_v4) == 8, "the address and its index must be in one aligned word");
@@ -71,10 +71,10 @@ impl Config {
     /// Index of the 8-byte word of [`Config`] that contains `abi` and `epoch`.
     pub const EPOCH_WORD: usize = 3;
 
-    /// Returns a copy of the configuration with [`FLAG_XDP`] set or cleared.
+    /// Returns a copy of the configuration with [`FLAG_PRE_TC_DEVICES`] set or cleared.
     #[must_use]
-    pub const fn with_xdp(self, is_used: bool) -> Self {
-        self.with_flag(FLAG_XDP, is_used)
+    pub const fn with_pre_tc_devices(self, is_used: bool) -> Self {
+        self.with_flag(FLAG_PRE_TC_DEVICES, is_used)
     }
 
     /// Returns a copy of the configuration with [`FLAG_HOST_CLIENTS`] set or cleared.
@@ -113,7 +113,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, FLAG_HOST_CLIENTS, FLAG_XDP};
+    use super::{Config, FLAG_HOST_CLIENTS, FLAG_PRE_TC_DEVICES};
 
     #[test]
     fn no_flag_changes_another_one_or_the_index_of_the_primary_ipv6_address() {
@@ -128,14 +128,14 @@ mod tests {
             epoch: 0,
             netns_cookie: 0,
         };
-        let both = config.with_primary_v6_index(255).with_xdp(true);
-        assert_eq!((both.primary_v6_index(), both.flags & FLAG_XDP), (255, FLAG_XDP));
-        assert_eq!(both.with_xdp(false).primary_v6_index(), 255);
-        assert_eq!(both.with_primary_v6_index(0).flags, FLAG_XDP);
+        let both = config.with_primary_v6_index(255).with_pre_tc_devices(true);
+        assert_eq!((both.primary_v6_index(), both.flags & FLAG_PRE_TC_DEVICES), (255, FLAG_PRE_TC_DEVICES));
+        assert_eq!(both.with_pre_tc_devices(false).primary_v6_index(), 255);
+        assert_eq!(both.with_primary_v6_index(0).flags, FLAG_PRE_TC_DEVICES);
         assert_eq!(config.primary_v6_index(), 0, "the index is 0 if the agent has not written it");
         let restricted = both.with_host_clients_only(true);
         assert_eq!(restricted.flags ^ both.flags, FLAG_HOST_CLIENTS);
-        assert_eq!(restricted.with_xdp(false).flags & FLAG_HOST_CLIENTS, FLAG_HOST_CLIENTS);
+        assert_eq!(restricted.with_pre_tc_devices(false).flags & FLAG_HOST_CLIENTS, FLAG_HOST_CLIENTS);
         assert_eq!(restricted.with_host_clients_only(false), both);
     }
 }

@@ -24,7 +24,7 @@ pub const MAP_CONFIG: &str = "npl_config";
 pub const MAP_NODE_ADDRESS_V4: &str = "npl_addr2idx_v4";
 /// IPv4 node addresses by the index that half-open entries and fragment records contain: array of
 /// [`crate::mapping::NodeAddressV4`].
-pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_idx2addr_v4";
+pub const MAP_NODE_ADDRESS_BY_INDEX_V4: &str = "npl_idx2addr_v4";
 /// IPv4 mappings: map from [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
 /// LPM trie with the source allow-lists of IPv4 mappings: from a prefix length and a [`crate::mapping::SourceV4`] to
@@ -46,8 +46,8 @@ pub const MAP_HALF_OPEN_V4: &str = "npl_halfopen_v4";
 pub const MAP_FRAGMENT_V4: &str = "npl_frag_v4";
 /// Like [`MAP_NODE_ADDRESS_V4`], for IPv6.
 pub const MAP_NODE_ADDRESS_V6: &str = "npl_addr2idx_v6";
-/// Like [`MAP_NODE_ADDRESS_INDEX_V4`], for IPv6.
-pub const MAP_NODE_ADDRESS_INDEX_V6: &str = "npl_idx2addr_v6";
+/// Like [`MAP_NODE_ADDRESS_BY_INDEX_V4`], for IPv6.
+pub const MAP_NODE_ADDRESS_BY_INDEX_V6: &str = "npl_idx2addr_v6";
 /// Like [`MAP_MAPPING_V4`], for IPv6.
 pub const MAP_MAPPING_V6: &str = "npl_mapping_v6";
 /// Like [`MAP_ALLOW_V4`], for IPv6.
@@ -92,8 +92,8 @@ pub const MAP_CRC: &str = "npl_crc";
 pub const MAP_UPLINK: &str = "npl_rd_uplinks";
 /// Devices whose packets may already be translated when NPL's TC program runs. These are devices with the XDP program
 /// and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent moves NPL's filter
-/// ahead of all other filters. Map from interface index to [`crate::config::XDP_ATTACHED`].
-pub const MAP_XDP_DEVICE: &str = "npl_pre_tc_devs";
+/// ahead of all other filters. Map from interface index to [`crate::config::PRE_TC_DEVICE_VALUE`].
+pub const MAP_PRE_TC_DEVICE: &str = "npl_pre_tc_devs";
 /// Next hops of Pods in redirect and offload mode, IPv4: map from [`crate::next_hop::PodAddressV4`] to
 /// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_pod_dev_v4";
@@ -137,7 +137,7 @@ pub const FLOW_TABLES_V6: [&str; 3] = [MAP_FLOW_V6, MAP_UDP_FLOW_V6, MAP_SCTP_FL
 pub const PINNED_MAPS: &[&str] = &[
     MAP_CONFIG,
     MAP_NODE_ADDRESS_V4,
-    MAP_NODE_ADDRESS_INDEX_V4,
+    MAP_NODE_ADDRESS_BY_INDEX_V4,
     MAP_MAPPING_V4,
     MAP_ALLOW_V4,
     MAP_ENDPOINT_V4,
@@ -147,7 +147,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_HALF_OPEN_V4,
     MAP_FRAGMENT_V4,
     MAP_NODE_ADDRESS_V6,
-    MAP_NODE_ADDRESS_INDEX_V6,
+    MAP_NODE_ADDRESS_BY_INDEX_V6,
     MAP_MAPPING_V6,
     MAP_ALLOW_V6,
     MAP_ENDPOINT_V6,
@@ -167,7 +167,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_SLOW_PATH,
     MAP_CRC,
     MAP_UPLINK,
-    MAP_XDP_DEVICE,
+    MAP_PRE_TC_DEVICE,
     MAP_NEXT_HOP_V4,
     MAP_NEXT_HOP_V6,
     MAP_CACHED_NEXT_HOP,

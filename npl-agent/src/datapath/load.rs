@@ -22,7 +22,7 @@ use super::{
     preflight,
     programs::Programs,
     tables::Tables,
-    xdp::XdpDevices,
+    xdp::PreTcDevices,
 };
 use crate::{
     core::{
@@ -41,7 +41,7 @@ pub struct Datapath {
     /// The maps of mappings, conntrack entries, node addresses and counters.
     pub tables: Tables,
     next_hops: NextHops,
-    xdp_devices: XdpDevices,
+    pre_tc_devices: PreTcDevices,
     writer: MappingWriter,
     /// Whether pins of earlier agents may exist. This agent removes these pins after it has replaced the earlier
     /// programs.
@@ -83,14 +83,14 @@ impl Datapath {
         let mut tables = Tables::open(&pins)?;
         tables.copy_from_predecessors(&pins, Entries::All)?;
         let next_hops = NextHops::open(&pins)?;
-        let xdp_devices = XdpDevices::open(&pins)?;
+        let pre_tc_devices = PreTcDevices::open(&pins)?;
         Tables::write_crc_table(&pins)?;
         let hooks = Hooks::new(programs, pins);
         Ok(Self {
             hooks,
             tables,
             next_hops,
-            xdp_devices,
+            pre_tc_devices,
             writer: MappingWriter::default(),
             has_predecessors: true,
             moved_filters: BTreeSet::new(),
@@ -154,10 +154,10 @@ impl Datapath {
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let mut devices = self.hooks.xdp_devices()?;
         devices.insert(device.ifindex);
-        self.write_xdp_devices(&devices)?;
+        self.write_pre_tc_devices(&devices)?;
         let attached = self.hooks.attach_xdp(device);
         if attached.is_err() {
-            self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
+            self.write_pre_tc_devices(&self.hooks.xdp_devices()?)?;
         }
         attached
     }
@@ -205,7 +205,7 @@ impl Datapath {
     ) -> Result<(), DatapathError> {
         let mut devices = self.hooks.xdp_devices()?;
         devices.insert(device.ifindex);
-        self.write_xdp_devices(&devices)?;
+        self.write_pre_tc_devices(&devices)?;
         self.hooks.move_to_head(device, direction, program)
     }
 
@@ -213,7 +213,7 @@ impl Datapath {
     /// device from which the XDP program could not be detached.
     pub fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
         let mut errors = self.hooks.retain_xdp(devices);
-        errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
+        errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_pre_tc_devices(&devices)).err());
         errors
     }
 
@@ -225,8 +225,8 @@ impl Datapath {
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn write_xdp_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        self.xdp_devices.write(devices, &mut self.tables)
+    pub fn write_pre_tc_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        self.pre_tc_devices.write(devices, &mut self.tables)
     }
 
     /// Checks that the pinned maps are the maps that this agent uses, and creates missing directories of pins again.
@@ -383,7 +383,7 @@ impl Datapath {
         // If a flag in the configuration is set, the TC programs look up a packet's device in the map
         // `npl_pre_tc_devs`, to find out whether XDP may have translated the packet. The flag and the map must match
         // the XDP links that an earlier agent has left attached.
-        self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
+        self.write_pre_tc_devices(&self.hooks.xdp_devices()?)?;
         // If an earlier agent was killed after it had removed an address or endpoint, but before it had started a new
         // epoch, cached lookups may still contain the address or endpoint.
         self.tables.begin_epoch()

@@ -13,7 +13,7 @@ use std::{
 };
 
 use aya::programs::{ProgramError, Xdp};
-use npl_common::{config::XDP_ATTACHED, names::MAP_XDP_DEVICE};
+use npl_common::{config::PRE_TC_DEVICE_VALUE, names::MAP_PRE_TC_DEVICE};
 
 use super::{
     attach::{Hooks, attach_error, failed, os_error},
@@ -28,17 +28,17 @@ use crate::core::devices::{Device, xdp::XdpReason};
 /// The map `npl_pre_tc_devs`: the ifindexes of devices whose packets may already be translated when the TC program
 /// runs.
 #[derive(Debug)]
-pub(super) struct XdpDevices(Table<u32, u32>);
+pub(super) struct PreTcDevices(Table<u32, u32>);
 
-impl XdpDevices {
+impl PreTcDevices {
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
-        Table::open(pins, MAP_XDP_DEVICE).map(Self)
+        Table::open(pins, MAP_PRE_TC_DEVICE).map(Self)
     }
 
     /// Writes the ifindexes to the map, and sets the flag in the configuration that makes the TC programs read the map.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
-        devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
-        tables.change_config(|config| config.with_xdp(!devices.is_empty()))?;
+        devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, PRE_TC_DEVICE_VALUE))?;
+        tables.change_config(|config| config.with_pre_tc_devices(!devices.is_empty()))?;
         self.0.retain(|ifindex, _| devices.contains(ifindex))
     }
 }

@@ -6,7 +6,7 @@ mod programs;
 
 pub use self::programs::{PROGRAM_LIST, Program};
 use crate::{
-    config::{Config, MAX_XDP_DEVICES},
+    config::{Config, MAX_PRE_TC_DEVICES},
     crc,
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS, MAX_SCTP_FLOWS, MAX_UDP_FLOWS},
     fragment,
@@ -22,12 +22,12 @@ use crate::{
         MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_CACHED_NEXT_HOP, MAP_CONFIG, MAP_CRC, MAP_ENDPOINT_V4, MAP_ENDPOINT_V6,
         MAP_FLOW_V4, MAP_FLOW_V6, MAP_FRAGMENT_BUFFER, MAP_FRAGMENT_V4, MAP_FRAGMENT_V6, MAP_HALF_OPEN_V4,
         MAP_HALF_OPEN_V6, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6, MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6,
-        MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_INDEX_V4,
-        MAP_NODE_ADDRESS_INDEX_V6, MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4,
-        MAP_REPLY_CACHE_V6, MAP_ROUTE_LOOKUP, MAP_SCTP_BUFFER, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_SLOW_PATH,
-        MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4, MAP_STACK_SEEN_V6, MAP_STATS, MAP_TRACE_CPU,
-        MAP_TRACE_FILTER, MAP_TRACE_RING, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, MAP_UNMAPPED_V4, MAP_UNMAPPED_V6,
-        MAP_UPLINK, MAP_XDP_DEVICE, SLOW_PATH_PROGRAMS,
+        MAP_MAPPING_V4, MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_BY_INDEX_V4,
+        MAP_NODE_ADDRESS_BY_INDEX_V6, MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_PRE_TC_DEVICE, MAP_REASON,
+        MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, MAP_ROUTE_LOOKUP, MAP_SCTP_BUFFER, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6,
+        MAP_SLOW_PATH, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4, MAP_STACK_SEEN_V6, MAP_STATS,
+        MAP_TRACE_CPU, MAP_TRACE_FILTER, MAP_TRACE_RING, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6, MAP_UNMAPPED_V4,
+        MAP_UNMAPPED_V6, MAP_UPLINK, SLOW_PATH_PROGRAMS,
     },
     next_hop::{
         CACHED_NEXT_HOPS, CachedNextHop, MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop,
@@ -184,7 +184,7 @@ pub const MAPS: &[Map] = &[
                     the number of these addresses and the first of them; the agent writes published addresses first",
     },
     Map {
-        names: &[MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6],
+        names: &[MAP_NODE_ADDRESS_BY_INDEX_V4, MAP_NODE_ADDRESS_BY_INDEX_V6],
         kind: MapKind::Array,
         capacity: MAX_LOCAL_ADDRESSES,
         key: Content::U32("index of the node address"),
@@ -390,9 +390,9 @@ pub const MAPS: &[Map] = &[
         when_full: "the programs redirect no packets, and the host's stack forwards all packets",
     },
     Map {
-        names: &[MAP_XDP_DEVICE],
+        names: &[MAP_PRE_TC_DEVICE],
         kind: MapKind::Hash,
-        capacity: MAX_XDP_DEVICES,
+        capacity: MAX_PRE_TC_DEVICES,
         key: Content::U32("index of the device"),
         value: Content::U32("1"),
         purpose: "Interface indexes of the devices whose packets may already be translated when NPL's TC program runs: \

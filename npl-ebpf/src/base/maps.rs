@@ -10,7 +10,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use npl_common::{
-    config::{Config, MAX_XDP_DEVICES},
+    config::{Config, MAX_PRE_TC_DEVICES},
     crc,
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS, MAX_SCTP_FLOWS, MAX_UDP_FLOWS},
     fragment,
@@ -45,7 +45,7 @@ pub static NODE_ADDRESS_V4: HashMap<NodeAddressV4, LocalAddress, { MAX_LOCAL_ADD
 
 /// Maps indexes to node addresses. All bytes of the element of an unused index are zero. The agent writes this map.
 #[btf_map(name = "npl_idx2addr_v4")]
-pub static NODE_ADDRESS_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
+pub static NODE_ADDRESS_BY_INDEX_V4: Array<NodeAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
 /// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
 /// because the kernel replaces elements of hash tables atomically.
@@ -127,7 +127,7 @@ pub static NODE_ADDRESS_V6: HashMap<NodeAddressV6, LocalAddress, { MAX_LOCAL_ADD
 
 /// Maps indexes to node addresses. All bytes of the element of an unused index are zero. The agent writes this map.
 #[btf_map(name = "npl_idx2addr_v6")]
-pub static NODE_ADDRESS_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
+pub static NODE_ADDRESS_BY_INDEX_V6: Array<NodeAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
 
 /// Maps frontends (node port and protocol) to backends (Pods). The agent writes this map. The map is a hash table,
 /// because the kernel replaces elements of hash tables atomically.
@@ -230,9 +230,9 @@ pub static ROUTE_LOOKUP: PerCpuArray<RouteLookup, 1> = PerCpuArray::new();
 /// The devices, by ifindex, whose packets may already be translated when NPL's TC program runs. These are devices with
 /// the XDP program and, before Linux 6.6, devices with NPL's temporary second filter, which exists while the agent
 /// moves NPL's filter ahead of all other filters. The agent writes this map. Programs look up a device only if
-/// [`npl_common::config::FLAG_XDP`] is set.
+/// [`npl_common::config::FLAG_PRE_TC_DEVICES`] is set.
 #[btf_map(name = "npl_pre_tc_devs")]
-pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
+pub static PRE_TC_DEVICE: HashMap<u32, u32, { MAX_PRE_TC_DEVICES as usize }> = HashMap::new();
 
 /// The fragment buffer: copies of fragments that arrived before the first fragment of their datagram. The kernel
 /// programs write this map.

@@ -5,7 +5,7 @@
 //! a direct packet to the Pod.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
-use npl_common::config::{Config, FLAG_XDP};
+use npl_common::config::{Config, FLAG_PRE_TC_DEVICES};
 
 use super::{
     request::{self, Accepted},
@@ -15,7 +15,7 @@ use crate::{
     act::rewrite,
     base::{
         context::{Access, ETHERNET, Frame},
-        maps::XDP_DEVICE,
+        maps::PRE_TC_DEVICE,
         mode::STACK,
         verdict::Verdict,
     },
@@ -29,7 +29,7 @@ use crate::{
 #[inline(always)]
 pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
     // SAFETY: only the agent writes this map, and the program does not read the value.
-    config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
+    config.flags & FLAG_PRE_TC_DEVICES != 0 && unsafe { PRE_TC_DEVICE.get(&ctx.ifindex()) }.is_some()
 }
 
 /// Translates, passes or drops one frame.

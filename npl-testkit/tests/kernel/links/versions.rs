@@ -17,8 +17,8 @@ use npl_agent::datapath::{Datapath, Pins};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS};
 use npl_common::former_names;
 use npl_common::names::{
-    ABI_VERSION, MAP_FLOW_V4, MAP_FLOW_V6, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_UDP_FLOW_V4, MAP_UDP_FLOW_V6,
-    MAP_XDP_DEVICE, PIN_ROOT, PROG_EGRESS, PROG_INGRESS,
+    ABI_VERSION, MAP_FLOW_V4, MAP_FLOW_V6, MAP_PRE_TC_DEVICE, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_UDP_FLOW_V4,
+    MAP_UDP_FLOW_V6, PIN_ROOT, PROG_EGRESS, PROG_INGRESS,
 };
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
@@ -328,7 +328,7 @@ fn no_packet_is_lost_when_an_agent_renames_the_maps_of_an_earlier_build() {
     pretend_to_be_earlier_build(&pins);
     // After a rollback from a later build, a map of that build may still be pinned under a name that this build uses
     // for a map of another type.
-    HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(pins.map(MAP_XDP_DEVICE)).unwrap();
+    HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(pins.map(MAP_PRE_TC_DEVICE)).unwrap();
 
     let mut next = world.open_configured();
     world.attach(&mut next);

@@ -181,7 +181,7 @@ fn direct_datagram_is_recorded_once_on_a_device_with_xdp_and_tc() {
     with_mappings(|lab| {
         for (devices, is_conflict) in [([OTHER].into(), true), ([TEST_DEVICE, OTHER].into(), false), ([].into(), true)]
         {
-            lab.datapath.write_xdp_devices(&devices).unwrap();
+            lab.datapath.write_pre_tc_devices(&devices).unwrap();
             lab.ingress(&udp(client(), node(), b"to the node"));
             let question = udp(client(), pod(), b"to you");
             lab.ingress(&question).is(&question, if is_conflict { reason(Reason::TupleConflict) } else { vec![] });

@@ -160,7 +160,9 @@ fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + S
     let all = Mutex::default();
     with_mappings_of(family, |lab| {
         lab.add_restricted(Udp, SECOND_NODE_PORT, pod(), GENERATION, &router_ip().to_string());
-        lab.datapath.write_xdp_devices(&if path == Path::XdpAndTc { [TEST_DEVICE].into() } else { [].into() }).unwrap();
+        lab.datapath
+            .write_pre_tc_devices(&if path == Path::XdpAndTc { [TEST_DEVICE].into() } else { [].into() })
+            .unwrap();
         let mut run = |step| match step {
             Step::Arrives(frame) => arrive(lab, path, &frame),
             Step::Leaves(frame) => lab.run(PROG_EGRESS, &frame),
