@@ -41,6 +41,7 @@ pub mod maps;
 pub mod meter;
 pub mod mounts;
 pub mod netns;
+pub mod open_vswitch;
 pub mod packet;
 pub mod poll;
 pub mod process;

@@ -47,6 +47,12 @@ pub enum Tested {
     InTests,
     /// The software did not run in tests; tests imitate its rules, marks and routes.
     Imitated,
+    /// The software did not run in tests; tests imitate its bridges and `OpenFlow` rules, with the userspace datapath of
+    /// Open vSwitch.
+    Ovs,
+    /// The software did not run in tests; tests imitate its rules as [`Self::Imitated`], and its bridges as
+    /// [`Self::Ovs`].
+    RulesAndOvs,
     /// The software was not tested.
     No,
 }
@@ -57,6 +63,8 @@ impl Tested {
         match self {
             Self::InTests => "itself, in the tests",
             Self::Imitated => "its rules, in the tests",
+            Self::Ovs => "its datapath, imitated by userspace OVS, in the tests",
+            Self::RulesAndOvs => "its rules, and its datapath, imitated by userspace OVS, in the tests",
             Self::No => "no",
         }
     }
@@ -87,6 +95,9 @@ const NOTHING_TO_SET: &str = "works without settings";
 const KEEPS_OPEN_CONNECTIONS: &str = "its policies apply with `stack` and `offload` to new connections; open \
                                       connections continue after a change of a policy, as they do without NPL";
 const AS_NETFILTER: &str = "its policies apply with `stack` and `offload`";
+/// The text about a policy engine whose rules are `OpenFlow` rules of Open vSwitch.
+const IN_OPEN_VSWITCH: &str = "its policies are enforced by Open vSwitch and apply in every forwarding mode, because \
+                               the host's stack forwards packets of its Pods";
 
 const fn cni(name: &'static str, names: &'static [Name], tested: Tested, with_npl: &'static str) -> Network {
     Network { role: Role::Cni, name, names, tested, with_npl, is_bypassed_by_redirect: false }
@@ -105,7 +116,7 @@ const fn proxy(name: &'static str, names: &'static [Name], tested: Tested, with_
 }
 
 /// All software that NPL recognizes.
-pub const NETWORKS: [Network; 24] = [
+pub const NETWORKS: [Network; 25] = [
     cni("bridge plug-in", &[Name::Device("cni0")], Tested::InTests, NOTHING_TO_SET),
     cni("flannel", &[Name::Device("flannel."), Name::Chain("FLANNEL-")], Tested::InTests, NOTHING_TO_SET),
     cni(
@@ -127,11 +138,23 @@ pub const NETWORKS: [Network; 24] = [
     cni(
         "Antrea",
         &[Name::Device("antrea-gw")],
-        Tested::Imitated,
+        Tested::RulesAndOvs,
         "disable Antrea's own NodePortLocal, or give NPL another `--annotation-domain`",
     ),
-    cni("OVN-Kubernetes", &[Name::Device("ovn-k8s-mp")], Tested::No, "not tested"),
-    cni("Kube-OVN", &[Name::Device("ovn0")], Tested::No, "not tested"),
+    cni(
+        "OVN-Kubernetes",
+        &[Name::Device("ovn-k8s-mp")],
+        Tested::Ovs,
+        "set `routingViaHost: true` (local gateway mode): in shared gateway mode, replies of Pods bypass the host's \
+         stack, so NPL does not translate them",
+    ),
+    cni(
+        "Kube-OVN",
+        &[Name::Device("ovn0")],
+        Tested::Ovs,
+        "works for Pods whose packets to clients pass the host's stack; replies of Pods in underlay subnets bypass \
+         the host's stack, so NPL does not translate them",
+    ),
     cni("Weave Net", &[Name::Device("weave")], Tested::No, "not tested"),
     cni(
         "AWS VPC CNI",
@@ -158,20 +181,9 @@ pub const NETWORKS: [Network; 24] = [
         Tested::InTests,
         "its policies apply in every forwarding mode, but the policies of its host firewall do not protect node ports",
     ),
-    elsewhere(
-        "Antrea",
-        &[Name::Device("antrea-gw")],
-        Tested::No,
-        "its policies are enforced by Open vSwitch; the host's stack forwards packets of its Pods in every \
-         forwarding mode",
-    ),
-    elsewhere(
-        "Kube-OVN",
-        &[Name::Device("ovn0")],
-        Tested::No,
-        "its policies are enforced by Open vSwitch; the host's stack forwards packets of its Pods in every \
-         forwarding mode",
-    ),
+    elsewhere("Antrea", &[Name::Device("antrea-gw")], Tested::Ovs, IN_OPEN_VSWITCH),
+    elsewhere("OVN-Kubernetes", &[Name::Device("ovn-k8s-mp")], Tested::Ovs, IN_OPEN_VSWITCH),
+    elsewhere("Kube-OVN", &[Name::Device("ovn0")], Tested::Ovs, IN_OPEN_VSWITCH),
     proxy("kube-proxy (iptables)", &[Name::Chain("KUBE-SERVICES")], Tested::InTests, NOTHING_TO_SET),
     proxy("kube-proxy (nftables)", &[Name::Table("kube-proxy")], Tested::InTests, NOTHING_TO_SET),
     proxy("kube-proxy (IPVS)", &[Name::Device("kube-ipvs0")], Tested::No, "not tested"),

@@ -244,6 +244,15 @@ mod tests {
     }
 
     #[test]
+    fn a_port_of_open_vswitch_is_no_physical_device_and_its_tap_device_is_a_tunnel() {
+        for (name, expected) in
+            [(InfoKind::Other("openvswitch".to_owned()), DeviceKind::Other), (InfoKind::Tun, DeviceKind::Tunnel)]
+        {
+            assert_eq!(kind(&link(LinkLayerType::Ether, vec![LinkInfo::Kind(name)])), expected);
+        }
+    }
+
+    #[test]
     fn a_vrf_master_is_distinguished_from_bridge_and_bond_masters() {
         let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Vrf)]);
         assert_eq!(master(&message), None);

@@ -12,6 +12,7 @@ mod clang;
 mod foreign;
 mod kernels;
 mod kubernetes;
+mod open_vswitch;
 mod parts;
 mod prometheus;
 
@@ -24,6 +25,7 @@ pub(crate) use balancers::obtain as balancers;
 pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 pub(crate) use cargo_deny::obtain as cargo_deny;
 pub(crate) use foreign::{guest_programs, standard_library};
+pub(crate) use open_vswitch::obtain as open_vswitch;
 
 use crate::arch::Arch;
 use crate::{cross, ebpf, process};
@@ -157,6 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let _compiler = ebpf::choose()?;
     process::detail(&format!("check of dependencies: {}", cargo_deny()?.display()));
     process::detail(&format!("load balancers: {}", balancers()?.display()));
+    process::detail(&format!("Open vSwitch, in place of OVS-based CNIs: {}", open_vswitch()?.display()));
     for kernel in options.kernels.iter().filter_map(|name| name.0) {
         let image = kernel.obtain(Arch::native())?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));

@@ -287,6 +287,9 @@ impl Suite<'_> {
             if binary.name == test_binary::BALANCERS || binary.kind == Kind::RealCluster {
                 command.env("NPL_BALANCERS_DIR", setup::balancers()?);
             }
+            if binary.kind == Kind::Kernel {
+                command.env("NPL_OPEN_VSWITCH_DIR", setup::open_vswitch()?);
+            }
             if binary.name == test_binary::BALANCERS {
                 command.env("NPL_GRPC_DIR", setup::grpc()?);
             }

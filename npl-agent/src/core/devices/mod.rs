@@ -392,6 +392,23 @@ mod tests {
         }
     }
 
+    /// With the kernel's datapath, the internal ports of Open vSwitch are of the kind `openvswitch`, and its other ports
+    /// are enslaved to `ovs-system`.
+    #[test]
+    fn the_gateway_and_the_nodes_bridge_of_open_vswitch_are_uplinks_and_its_other_ports_are_not() {
+        let port = |name, kind| Device { master: Some(Master::ReceivesFrames), ..device(name, kind, &[]) };
+        let table = [
+            (device("antrea-gw0", DeviceKind::Other, &["10.244.1.1"]), Ok(UplinkReason::IsUplink)),
+            (device("br-ex", DeviceKind::Other, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("ovs-system", DeviceKind::Other, &[]), Err(UplinkReason::HasNoAddress)),
+            (port("eth0", DeviceKind::Physical), Err(UplinkReason::IsEnslaved)),
+            (port("web-0-1a2b3c", DeviceKind::Veth), Err(UplinkReason::IsEnslaved)),
+        ];
+        for (device, expected) in table {
+            assert_eq!(auto(&device), expected, "{}", device.name);
+        }
+    }
+
     #[test]
     fn a_default_route_makes_any_device_an_uplink_and_a_master_replaces_its_members() {
         let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };

@@ -20,6 +20,7 @@ mod kernel_nat_errors;
 mod masquerade;
 mod netkit;
 mod next_hop_cache;
+mod open_vswitch;
 mod point_to_point;
 mod policy_engine;
 mod redirect;

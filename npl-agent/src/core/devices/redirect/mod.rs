@@ -274,7 +274,9 @@ fn next_hop(
 }
 
 fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, RedirectRefusal> {
-    if uplinks.contains(&device.ifindex) {
+    // The kind is the reason for a device of Open vSwitch, such as `antrea-gw0`, although the device is also an uplink.
+    let has_known_kind = matches!(device.kind, DeviceKind::Veth | DeviceKind::Bridge);
+    if has_known_kind && uplinks.contains(&device.ifindex) {
         return Err(RedirectRefusal::IsUplink);
     }
     if device.master.is_some() {

@@ -81,6 +81,9 @@ fn every_refusal_has_its_reason() {
         (device(DeviceKind::Other), vec![], RedirectRefusal::UnknownKind),
         (device(DeviceKind::Tunnel), vec![], RedirectRefusal::UnknownKind),
         (device(DeviceKind::Physical), vec![], RedirectRefusal::UnknownKind),
+        // A gateway device of Open vSwitch, such as `antrea-gw0`, has an address and is therefore also an uplink.
+        (device(DeviceKind::Other), vec![2, 7], RedirectRefusal::UnknownKind),
+        (device(DeviceKind::Tunnel), vec![2, 7], RedirectRefusal::UnknownKind),
     ];
     for (device, uplinks, refusal) in table {
         assert_eq!(decided(&device, ROUTE, &uplinks), Some(Err(refusal)), "{device:?}");
