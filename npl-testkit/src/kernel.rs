@@ -14,6 +14,16 @@ pub fn is_emulated() -> Result<bool> {
     Ok(text.contains("QEMU"))
 }
 
+/// An argument in the command line of the kernel of an emulated machine.
+const OWN_MACHINE: &str = "npl.guest=1";
+
+/// Whether this is an emulated machine, which `cargo xtask test` has started, so that a test may change settings of the
+/// machine.
+pub fn is_own_machine() -> Result<bool> {
+    let command_line = fs::read_to_string("/proc/cmdline").context("read /proc/cmdline")?;
+    Ok(command_line.split_whitespace().any(|word| word == OWN_MACHINE))
+}
+
 /// Creates a device of `kind` with an `ip` command. Returns `false` and prints a note if the kernel was built without
 /// that kind.
 ///

@@ -8,14 +8,11 @@ use std::path::{Path, PathBuf};
 use nix::sys::time::{TimeSpec, TimeValLike as _};
 use nix::time::{ClockId, clock_gettime, clock_settime};
 use npl_testkit::agent::Agent;
+use npl_testkit::kernel;
 use serde_json::json;
 
 use crate::faults::Bystander;
 use crate::world::World;
-
-/// An argument in the kernel command line of the emulated machine. The test sets the clock only if this argument is
-/// present.
-const OWN_MACHINE: &str = "npl.guest=1";
 
 /// The shortest token lifetime that the API server accepts.
 const TOKEN_SECONDS: i64 = 600;
@@ -36,9 +33,8 @@ const TOKENS: &str = "/api/v1/namespaces/npl-system/serviceaccounts/npl-agent/to
 
 /// Moves the wall clock of this machine by a number of seconds. Panics unless the machine is emulated.
 fn set_clock(seconds: i64) {
-    let command_line = fs::read_to_string("/proc/cmdline").unwrap();
     assert!(
-        command_line.split_whitespace().any(|word| word == OWN_MACHINE),
+        kernel::is_own_machine().unwrap(),
         "this test sets the machine's clock: run it on an emulated machine with `cargo xtask test --step clock`"
     );
     let now = clock_gettime(ClockId::CLOCK_REALTIME).unwrap();

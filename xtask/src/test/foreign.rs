@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use super::guests::{GUEST_DEADLINE, LOADING_TESTS, guest_for_packets, run_guest, shares};
+use super::guests::{GUEST_DEADLINE, IGNORED, LOADING_TESTS, guest_for_packets, run_guest, shares};
 use super::{Options, packages, ready};
 use crate::arch::Arch;
 use crate::emulation::Guest;
@@ -19,7 +19,7 @@ use crate::{build, build_ebpf};
 /// The tests that run unless the user gives `--kernels` or `--filter`: the programs load, and translate single packets.
 /// These tests depend on the architecture most, because the kernel compiles the programs to the architecture's machine
 /// code.
-const DEFAULT_TESTS: [&str; 3] = ["--test-threads=1", LOADING_TESTS, "prog_run::"];
+const DEFAULT_TESTS: [&str; 4] = ["--test-threads=1", IGNORED, LOADING_TESTS, "prog_run::"];
 
 /// Builds the kernel programs, the packet tests and the agent, and runs the tests and the agent's command `load`.
 pub(super) fn run(options: &Options, arch: Arch, tally: &mut Tally) {
@@ -92,12 +92,12 @@ fn selection(filter: Option<&str>, has_kernels: bool) -> Vec<(&'static str, Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::{DEFAULT_TESTS, selection};
+    use super::{DEFAULT_TESTS, IGNORED, selection};
 
     #[test]
     fn single_packets_are_the_default_and_kernels_run_all_tests() {
         assert_eq!(selection(None, false), [(", single packets,", DEFAULT_TESTS.to_vec())]);
-        assert_eq!(selection(Some("sctp"), false), [("", vec!["--test-threads=1", "sctp"])]);
+        assert_eq!(selection(Some("sctp"), false), [("", vec!["--test-threads=1", IGNORED, "sctp"])]);
         let scopes: Vec<_> = selection(None, true).iter().map(|(scope, _)| *scope).collect();
         assert_eq!(scopes, [", first share,", ", second share,"]);
     }

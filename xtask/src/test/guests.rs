@@ -3,7 +3,6 @@
 //! of their own, and a real cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::iter;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -23,8 +22,8 @@ use crate::{build, paths};
 /// the guests, which run at the same time, take about 13 minutes; all packet tests under one kernel take an hour.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 
-/// The prefix of the names of two tests that load every kernel program: one test with the capabilities of the agent,
-/// and one with the capabilities of `npl-agent load`.
+/// The prefix of the names of three tests that load every kernel program: one test with the capabilities of the agent,
+/// one with the capabilities of `npl-agent load`, and one while the kernel blinds the constants of programs.
 pub(super) const LOADING_TESTS: &str = "every_program_loads";
 
 /// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, and slow
@@ -88,6 +87,9 @@ const FIRST_SHARE: [&str; 6] = ["differential::", LOADING_TESTS, "links::", "lis
 /// these tests do not depend on the kernel's version. The programs of Open vSwitch, whose ports are TAP devices, are not
 /// on guests either.
 const NEED_A_TUN_DEVICE: [&str; 4] = ["--skip", "open_vswitch::", "--skip", "point_to_point::"];
+
+/// The argument that selects tests that change settings of the machine too. No other packet test is ignored.
+pub(super) const IGNORED: &str = "--include-ignored";
 
 /// The suffix of the name of a step whose guest only loads the kernel programs.
 const LOADING: &str = ", loading";
@@ -189,7 +191,9 @@ fn packet_scopes(options: &Options) -> Vec<(Kernel, &'static str, Vec<&str>)> {
         let shares = shares(options.filter(), is_brief).into_iter();
         shares.map(move |(scope, arguments)| (kernel, scope, arguments))
     });
-    let loading = options.loading_kernels().into_iter().map(|kernel| (kernel, LOADING, vec![LOADING_TESTS]));
+    // The tests run one at a time: a test that follows another one reuses its loaded programs.
+    let arguments = || vec!["--test-threads=1", IGNORED, LOADING_TESTS];
+    let loading = options.loading_kernels().into_iter().map(|kernel| (kernel, LOADING, arguments()));
     packets.chain(loading).collect()
 }
 
@@ -258,7 +262,7 @@ pub(super) fn guest_for_packets(
 /// [`LEFT_OUT`] selects.
 pub(super) fn shares(filter: Option<&str>, is_brief: bool) -> Vec<(&'static str, Vec<&str>)> {
     // The tests run one at a time, because the emulated processors are too slow for several test networks.
-    let one_by_one = || iter::once("--test-threads=1");
+    let one_by_one = || ["--test-threads=1", IGNORED].into_iter();
     if let Some(filter) = filter {
         return vec![("", one_by_one().chain([filter]).collect())];
     }
@@ -324,7 +328,7 @@ fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest
 #[cfg(test)]
 mod tests {
     use super::super::tests::parse;
-    use super::{Kind, are_clock_tests_chosen, packet_scopes, selections, shares, unmatched};
+    use super::{IGNORED, Kind, are_clock_tests_chosen, packet_scopes, selections, shares, unmatched};
 
     #[test]
     fn a_part_of_a_name_that_selects_no_test_is_found() {
@@ -342,7 +346,7 @@ mod tests {
         while let Some(argument) = arguments.next() {
             match *argument {
                 "--skip" => skipped.extend(arguments.next()),
-                "--test-threads=1" => {}
+                "--test-threads=1" | IGNORED => {}
                 filter => filters.push(filter),
             }
         }
@@ -388,7 +392,7 @@ mod tests {
         ] {
             let options = parse(line).unwrap();
             let scopes = packet_scopes(&options);
-            let is_loading = |arguments: &[&str]| arguments == ["every_program_loads"];
+            let is_loading = |arguments: &[&str]| arguments.ends_with(&[IGNORED, "every_program_loads"]);
             let name = |loads| if loads { " loading" } else { "" };
             let guests = scopes.iter().map(|(kernel, _, arguments)| format!("{kernel}{}", name(is_loading(arguments))));
             assert_eq!(guests.collect::<Vec<_>>().join(", "), kernels, "{line}");

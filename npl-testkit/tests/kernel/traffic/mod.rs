@@ -15,6 +15,7 @@ mod forged;
 mod fragment_flood;
 mod fragments;
 mod guard;
+mod hardened;
 mod kernel_conntrack;
 mod kernel_nat_errors;
 mod masquerade;

@@ -35,11 +35,26 @@ fn world() -> World {
 }
 
 fn mapped(mut world: World) -> World {
+    map(&mut world);
+    world
+}
+
+fn map(world: &mut World) {
     for pod_ip in world.pod().ips() {
         let (frontend, backend) = mapping(Protocol::Sctp, NODE_PORT, (pod_ip, POD_PORT).into(), 1);
         world.datapath().upsert_mapping(frontend, backend).unwrap();
     }
-    world
+}
+
+/// Maps the first Pod's port for SCTP, and asserts that associations of both families reach the Pod.
+#[track_caller]
+pub(super) fn assert_associations(world: &mut World) {
+    map(world);
+    if !has_sctp() {
+        return exchange_data(world);
+    }
+    let _server = EchoServer::start_sctp_in(&world.pod().netns, "web-0", POD_PORT).unwrap();
+    exchange_messages(world);
 }
 
 /// Exchanges a short and a long message with the Pod in each family, each on an association of its own. The long
