@@ -92,6 +92,7 @@ impl CachedNextHop {
     /// Returns the slot of a key.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
+    #[expect(clippy::cast_possible_truncation, reason = "only the low bits choose the slot")]
     pub const fn slot(key: u64) -> u32 {
         key as u32 & (CACHED_NEXT_HOPS - 1)
     }

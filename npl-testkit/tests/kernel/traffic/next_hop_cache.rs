@@ -17,7 +17,7 @@ use super::redirect::{DROP_FORWARDED, redirected};
 use crate::world::{World, is_emulated};
 
 /// The time limit of each wait, above several retransmission timeouts of TCP.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// A locally administered MAC address that no device has.
 const NEW_ADDRESS: &str = "02:00:5e:00:53:07";
