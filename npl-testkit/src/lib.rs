@@ -19,6 +19,8 @@
 //! # }
 //! ```
 
+pub use npl_echo::{interrupt, poll, reaper};
+
 pub mod agent;
 pub mod antrea;
 pub mod api_client;
@@ -33,7 +35,6 @@ pub mod echo;
 pub mod foreign;
 pub mod helm;
 pub mod http;
-pub mod interrupt;
 pub mod kernel;
 pub mod live_frames;
 pub mod load_balancers;
@@ -43,12 +44,10 @@ pub mod mounts;
 pub mod netns;
 pub mod open_vswitch;
 pub mod packet;
-pub mod poll;
 pub mod process;
 pub mod prometheus;
 pub mod proxy;
 pub mod real_cluster;
-pub mod reaper;
 pub mod residue;
 pub mod rtnl;
 pub mod run;

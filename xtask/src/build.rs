@@ -37,8 +37,10 @@ const LITTLE_OPTIMIZATION: [&str; 6] = [
     "profile.release.package.npl-testkit.opt-level=1",
 ];
 
-/// Arguments that select the packages of the agent and the feed.
-pub(crate) const PACKAGES: [&str; 4] = ["--package", "npl-agent", "--package", "npl-feed"];
+/// Arguments that select the packages of the programs in images: the agent, the feed, the echo server and the pause
+/// program. Every build of one of these programs selects all packages, so that dependencies have the same features and
+/// are compiled once.
+pub(crate) const PACKAGES: [&str; 6] = ["--package", "npl-agent", "--package", "npl-echo", "--package", "npl-feed"];
 
 /// Arguments of `cargo xtask build`.
 #[derive(Debug, clap::Args)]

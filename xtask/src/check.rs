@@ -38,8 +38,8 @@ pub(crate) const COMPILING: [Check; 5] = [
 ];
 
 /// The crates, except xtask, whose unit tests need neither root nor kernel programs.
-pub(crate) const UNPRIVILEGED: [&str; 6] =
-    ["--package", "npl-common", "--package", "npl-agent", "--package", "npl-feed"];
+pub(crate) const UNPRIVILEGED: [&str; 8] =
+    ["--package", "npl-common", "--package", "npl-agent", "--package", "npl-echo", "--package", "npl-feed"];
 
 /// Runs every check, even if a check has failed.
 pub(crate) fn run(_options: &Options) -> Result<()> {

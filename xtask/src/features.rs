@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks that dependencies have the same features in the build of the agent and the feed and in the build of the
+//! Checks that dependencies have the same features in the build of the programs in images and in the build of the
 //! tests. If the features of a dependency differ, cargo compiles the dependency and all its dependents again for the
 //! tests, which takes minutes.
 

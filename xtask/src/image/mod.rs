@@ -127,9 +127,7 @@ fn pack_companions(archs: &[Arch]) -> Result<()> {
     process::say("image: packing the feed, the echo server and the pause program");
     for arch in archs {
         let mut compile = build::cargo_for(*arch, "build")?;
-        // All packages are built in one run of cargo, so that their dependencies have the same features and are
-        // compiled once.
-        compile.args(["--package", "npl-agent", "--package", "npl-feed", "--package", "npl-testkit"]);
+        compile.args(build::PACKAGES);
         for (program, _) in COMPANIONS {
             compile.args(["--bin", program]);
         }

@@ -53,8 +53,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// The top-level directories to which the check of paths in backticks applies.
-const FOLDERS: [&str; 8] =
-    ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-feed/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
+const FOLDERS: [&str; 9] =
+    ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-echo/", "npl-feed/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
 
 /// Returns the paths of this repository's files and folders that a document names in backticks. Omits paths with a
 /// placeholder such as `NAME`.

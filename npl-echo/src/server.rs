@@ -13,7 +13,6 @@ use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
 
 use super::pattern::Digest;
 use super::{PADDED, Protocol, tcp};
-use crate::netns::Netns;
 use crate::poll;
 
 /// The interval at which blocked threads check whether the server stops. The interval is long, so that hundreds of idle
@@ -68,20 +67,13 @@ impl EchoServer {
         Ok(server)
     }
 
-    /// Starts a server as [`Self::start`] does, inside `netns`.
-    pub fn start_in(netns: &Netns, pod: &str, ports: &[u16]) -> Result<Self> {
-        netns.run(|| Self::start(pod, ports))?
-    }
-
-    /// Starts a server as [`Self::start_in`] does, for SCTP only.
-    pub fn start_sctp_in(netns: &Netns, pod: &str, port: u16) -> Result<Self> {
-        netns.run(|| {
-            let mut server = Self::start(pod, &[])?;
-            let listener = bind(Type::STREAM, Protocol::Sctp, port)?;
-            server.sockets.push(listener.try_clone()?);
-            server.listen(listener.into(), Protocol::Sctp);
-            Ok(server)
-        })?
+    /// Starts a server as [`Self::start`] does, for SCTP only.
+    pub fn start_sctp(pod: &str, port: u16) -> Result<Self> {
+        let mut server = Self::start(pod, &[])?;
+        let listener = bind(Type::STREAM, Protocol::Sctp, port)?;
+        server.sockets.push(listener.try_clone()?);
+        server.listen(listener.into(), Protocol::Sctp);
+        Ok(server)
     }
 
     fn serve(&mut self, port: u16) -> Result<()> {

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The echo server, which stands in for a Pod's application: it reports its own name and the client's address.
+//! The echo server, which stands in for a Pod's application: it reports its own name and the client's address. This
+//! crate also contains the code that the programs `npl-echo` and `npl-pause` share with npl-testkit, so that building
+//! the images of the two programs does not compile npl-testkit. This crate is never released.
 //!
 //! The server answers every UDP datagram and every TCP line with one line of JSON. A datagram that begins with `PAD
 //! <bytes>` requests a response of that length, padded with blanks. Three first words of a TCP line are special. `GET`
 //! requests an HTTP response. After `UPLOAD <bytes> <seed>`, the client sends that many bytes of [`pattern::Pattern`],
 //! and the server returns the digest of these bytes. `DOWNLOAD <bytes> <seed>` requests that many bytes of the pattern.
 
+pub mod interrupt;
 pub mod pattern;
+pub mod poll;
+pub mod reaper;
 mod server;
 mod tcp;
 

@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use npl_testkit::echo::EchoServer;
-use npl_testkit::interrupt;
+use npl_echo::{EchoServer, interrupt};
 
 const USAGE: &str = "npl-echo [--name NAME] [--node NODE] [--port PORT]... [--drain SECONDS]: answers requests over TCP, \
      UDP and HTTP with its name, its Node and the client's address; after SIGTERM, serves for the drain period";

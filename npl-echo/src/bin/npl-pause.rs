@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use npl_testkit::reaper;
+use npl_echo::reaper;
 
 fn main() -> ExitCode {
     match reaper::prepare().and_then(|()| reaper::run()) {
