@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::netns::Netns;
 
-/// A TCP proxy that listens on 127.0.0.1 in a network namespace. Dropping the proxy closes its connections.
+/// A TCP proxy that listens in a network namespace. Dropping the proxy closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -21,7 +21,10 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
+    /// The namespace in which the proxy listens.
     netns: Netns,
+    /// The namespace in which the server listens; `None` for this process's namespace.
+    server_netns: Option<Netns>,
     server: SocketAddr,
     is_over: AtomicBool,
     is_closed: AtomicBool,
@@ -36,14 +39,21 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Starts the proxy, which forwards without delay.
+    /// Starts the proxy on a free port. The proxy forwards without delay.
     pub fn start(netns: &Netns, server: SocketAddr) -> Result<Self> {
-        let listener =
-            netns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?.context("open the proxy's listening socket")?;
+        Self::start_between((netns, (Ipv4Addr::LOCALHOST, 0).into()), (Some(netns), server))
+    }
+
+    /// Starts a proxy between two namespaces: `listen` is the proxy's own namespace and address, `server` those of the
+    /// server. The namespace `None` is the namespace of this process.
+    pub(crate) fn start_between(listen: (&Netns, SocketAddr), server: (Option<&Netns>, SocketAddr)) -> Result<Self> {
+        let (netns, address) = listen;
+        let listener = netns.run(|| TcpListener::bind(address))?.context("open the proxy's listening socket")?;
         let address = listener.local_addr().context("read the proxy's address")?;
         let shared = Arc::new(Shared {
             netns: netns.clone(),
-            server,
+            server_netns: server.0.cloned(),
+            server: server.1,
             is_over: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             delay_millis: AtomicU64::new(0),
@@ -122,7 +132,7 @@ impl Shared {
     /// Serves a connection. If the connection cannot be forwarded, the proxy closes the connection, as if the server
     /// were down.
     fn serve(self: &Arc<Self>, client: TcpStream) {
-        let Ok(Ok(server)) = self.netns.run(|| TcpStream::connect(self.server)) else { return };
+        let Ok(server) = self.connect() else { return };
         // Small writes are forwarded at once, as without a proxy.
         let (Ok(()), Ok(())) = (client.set_nodelay(true), server.set_nodelay(true)) else { return };
         let halves = (client.try_clone(), client.try_clone(), server.try_clone(), server.try_clone());
@@ -138,6 +148,15 @@ impl Shared {
             let shared = Arc::clone(self);
             thread::spawn(move || shared.pass_on(from, to, number, is_server));
         }
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        let connect = || TcpStream::connect(self.server);
+        let connected = match &self.server_netns {
+            Some(netns) => netns.run(connect)?,
+            None => connect(),
+        };
+        connected.context("connect to the proxy's server")
     }
 
     fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, number: u64, is_server: bool) {

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Cluster, MAPPING_ANNOTATION, PodObject, Port, ServiceObject};
-use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::control_plane::{ControlPlane, Pool};
 use npl_testkit::echo::Protocol;
 use npl_testkit::run::Run;
 use serde_json::json;
@@ -49,6 +49,47 @@ fn objects_survive_a_restart_of_the_api_server() {
     assert_eq!(cluster.pod_annotation("shop", "web-0").unwrap().as_deref(), Some("[]"));
     cluster.delete_pod("shop", "web-0").unwrap();
     assert_eq!(cluster.client().find("/api/v1/namespaces/shop/pods/web-0").unwrap(), None);
+}
+
+/// The lists that are empty, or contain only the API server's own Service, while no test has created objects.
+const LISTS: [(&str, usize); 4] =
+    [("/api/v1/nodes", 0), ("/api/v1/pods", 0), ("/api/v1/events", 0), ("/api/v1/services", 1)];
+
+#[test]
+fn a_reused_control_plane_has_no_objects_of_the_earlier_test() {
+    static PLANES: Pool = Pool::new(|plane| Cluster::new(plane)?.create_namespace("shop"));
+    let run = Run::start().unwrap();
+    let earlier = run.netns("earlier").unwrap();
+    let plane = PLANES.take(&earlier).unwrap();
+    let (address, directory) = (plane.address(), plane.directory().to_owned());
+    let cluster = Cluster::new(&plane).unwrap();
+    cluster.create_node("node-1", &["192.0.2.10".parse().unwrap()]).unwrap();
+    let port = Port::new("http", 80, Protocol::Tcp).to("web");
+    cluster.create_service(&ServiceObject::new("shop", "web", "web", vec![port])).unwrap();
+    for number in 0..300 {
+        cluster.create_pod(&PodObject::new("shop", &format!("web-{number}"), "node-1", "web")).unwrap();
+    }
+    // A finalizer would keep the Pod if the API server deleted it.
+    let finalizer = json!({"metadata": {"finalizers": ["example.org/keep"]}});
+    cluster.client().merge_patch("/api/v1/namespaces/shop/pods/web-0", &finalizer).unwrap();
+    let shown = cluster.kubectl(&["get", "pods", "--namespace", "shop", "--output", "name"]).unwrap();
+    assert_eq!(shown.lines().count(), 300, "kubectl runs in the namespace {earlier:?}");
+    drop((cluster, plane));
+
+    let plane = PLANES.take(&run.netns("later").unwrap()).unwrap();
+    assert_eq!((plane.address(), plane.directory()), (address, &*directory), "the control plane is not reused");
+    let cluster = Cluster::new(&plane).unwrap();
+    // The agent's first lists are answered from the API server's cache, as with this resource version.
+    for (list, count) in LISTS {
+        let found = cluster.client().get(&format!("{list}?resourceVersion=0")).unwrap();
+        assert_eq!(found["items"].as_array().unwrap().len(), count, "{list}: {found}");
+    }
+    cluster.kubectl(&["create", "clusterrole", "other", "--verb", "get", "--resource", "pods"]).unwrap();
+    drop((cluster, plane));
+
+    let plane = PLANES.take(&run.netns("last").unwrap()).unwrap();
+    assert_ne!(plane.directory(), directory, "a control plane with a changed access rule is reused");
+    assert!(!directory.exists(), "the changed control plane is not removed");
 }
 
 #[test]

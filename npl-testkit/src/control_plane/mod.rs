@@ -3,7 +3,9 @@
 
 mod audit;
 mod credentials;
+mod etcd_client;
 mod etcd_data;
+mod pool;
 mod rotation;
 
 use std::env;
@@ -15,18 +17,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 pub use self::audit::{AuditLog, AuditedRequest};
 pub use self::credentials::Account;
 pub(crate) use self::credentials::write_secret;
 use self::credentials::{Tokens, kubeconfig};
+use self::etcd_client::EtcdClient;
 use self::etcd_data::{EtcdData, Template};
+pub use self::pool::{Pool, PooledControlPlane};
 pub use self::rotation::SERVICE_ACCOUNT;
 use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
 use crate::process::Process;
+use crate::proxy::Proxy;
 use crate::run::{Run, random_hex};
 
 /// The service account that `deploy/npl.yaml` creates for the agent.
@@ -67,7 +72,10 @@ static TEMPLATE: Template = Template::new();
 #[derive(Debug)]
 pub struct ControlPlane {
     directory: PathBuf,
+    /// The namespace of etcd and of the API server.
     netns: Option<Netns>,
+    /// Another namespace in which clients reach the API server.
+    front: Option<Front>,
     reach: Reach,
     /// Further flags of the API server.
     flags: Vec<String>,
@@ -78,6 +86,13 @@ pub struct ControlPlane {
     /// The data that [`Self::back_up_etcd`] has read.
     backup: Option<EtcdData>,
     binaries: Binaries,
+}
+
+/// A namespace, and the proxy through which clients in the namespace reach an API server in another namespace.
+#[derive(Debug)]
+struct Front {
+    netns: Netns,
+    _proxy: Proxy,
 }
 
 /// The programs that can reach the control plane.
@@ -152,8 +167,9 @@ impl ControlPlane {
         let etcd =
             Process::spawn("etcd", etcd_command(&binaries, netns, &directory, ports)?, &directory.join("etcd.log"))?;
         let (netns, flags) = (netns.cloned(), flags.to_vec());
+        let (front, api_server, backup) = (None, None, None);
         let mut plane =
-            Self { directory, netns, reach, flags, ports, tokens, api_server: None, etcd, backup: None, binaries };
+            Self { directory, netns, front, reach, flags, ports, tokens, api_server, etcd, backup, binaries };
         plane.start_api_server()?;
         write_secret(&plane.admin_kubeconfig(), &plane.kubeconfig(ADMIN)?)?;
         Ok(plane)
@@ -280,20 +296,17 @@ impl ControlPlane {
     }
 
     /// Compacts etcd to the newest revision, so that watches from older resource versions fail.
-    pub fn compact(&self) -> Result<()> {
+    pub fn compact(&mut self) -> Result<()> {
         let list = self.client()?.get("/api/v1/namespaces?limit=1")?;
         let version = list
             .pointer("/metadata/resourceVersion")
             .and_then(Value::as_str)
             .context("the list of namespaces has no resource version")?;
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.etcd));
-        let body = json!({ "revision": version, "physical": true }).to_string();
-        let compacted = || ureq::post(format!("http://{address}/v3/kv/compaction")).send(body.as_str()).map(drop);
-        match &self.netns {
-            Some(netns) => netns.run(compacted)?,
-            None => compacted(),
-        }
-        .context("compact etcd")
+        self.etcd_client().compact(version)
+    }
+
+    fn etcd_client(&self) -> EtcdClient<'_> {
+        EtcdClient::new(self.ports.etcd, self.netns.as_ref())
     }
 
     /// The address of the API server in its namespace.
@@ -305,9 +318,9 @@ impl ControlPlane {
         (address, self.ports.api_server).into()
     }
 
-    /// The namespace in which the API server listens.
+    /// The namespace in which clients reach the API server.
     pub fn netns(&self) -> Option<&Netns> {
-        self.netns.as_ref()
+        self.front.as_ref().map(|front| &front.netns).or(self.netns.as_ref())
     }
 
     fn etcd_directory(&self) -> PathBuf {

@@ -18,7 +18,7 @@ fn reconnect(world: &mut World) {
 
 #[test]
 fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
-    let mut world = World::behind_proxy_without_agent();
+    let mut world = World::with_own_plane().through_proxy();
     let var_run = world.run.file("var-run");
     let mut account = world.plane.agent_service_account(&var_run).unwrap();
     account.server.set_port(world.proxy().port());
@@ -30,7 +30,7 @@ fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
     let authority = var_run.join(SERVICE_ACCOUNT).join("ca.crt");
     let old = fs::read(&authority).unwrap();
 
-    world.plane.replace_certificate().unwrap();
+    world.own_plane().replace_certificate().unwrap();
     let new = fs::read(world.plane.certificate()).unwrap();
     assert_ne!(old, new);
     fs::write(&authority, [old, new.clone()].concat()).unwrap();

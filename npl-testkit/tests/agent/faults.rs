@@ -95,14 +95,16 @@ fn changes_during_an_api_server_outage_are_applied_afterwards() {
 
 #[test]
 fn an_api_server_outage_of_a_minute_causes_no_write() {
-    let mut world = World::with_agent(&[]);
+    let mut world = World::with_own_plane();
+    world.create_node();
+    world.start_agent(&[]);
     let bystander = Bystander::begin(&mut world);
-    world.plane.stop_api_server().unwrap();
+    world.own_plane().stop_api_server().unwrap();
     let stopped = Instant::now();
     // The back-off doubles with each failure; after nine failures, it has reached its maximum of ten seconds.
     world.wait_for_unreachable(9);
     poll::until("a minute to pass", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
-    world.plane.start_api_server().unwrap();
+    world.own_plane().start_api_server().unwrap();
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
     world.wait_for_log("watch has recovered");
     world.create_pod("web-1");
@@ -145,7 +147,8 @@ fn connections_whose_data_a_proxy_swallows_are_replaced_within_half_a_minute() {
 
 #[test]
 fn an_expired_watch_restarts_from_a_list() {
-    let mut world = World::behind_proxy(&[]);
+    let mut world = World::with_own_plane().through_proxy();
+    world.start_agent(&[]);
     world.create_service();
     world.create_pod("goes");
     let bystander = Bystander::begin_with(&mut world);
@@ -155,9 +158,9 @@ fn an_expired_watch_restarts_from_a_list() {
     world.create_pod("comes");
     // The agent's watches expire, because the API server no longer has the revision from which the agent resumes: the
     // compaction removes this revision from etcd, and the restart empties the watch cache.
-    world.plane.compact().unwrap();
-    world.plane.stop_api_server().unwrap();
-    world.plane.start_api_server().unwrap();
+    world.own_plane().compact().unwrap();
+    world.own_plane().stop_api_server().unwrap();
+    world.own_plane().start_api_server().unwrap();
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
     world.proxy().open();
     world.assert_served("comes");
@@ -177,14 +180,16 @@ const RESTORED_WITHIN: Duration = Duration::from_secs(40);
 
 #[test]
 fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
-    let mut world = World::with_agent(&["--drain", "1s", "--quarantine", "1s"]);
+    let mut world = World::with_own_plane();
+    world.create_node();
+    world.start_agent(&["--drain", "1s", "--quarantine", "1s"]);
     world.create_service();
     world.enable_service();
     world.create_pod("a");
     world.assert_served("a");
     let address_of =
         |world: &World, name: &str| world.topology.pods().iter().find(|pod| pod.name == name).unwrap().ip().to_string();
-    world.plane.back_up_etcd().unwrap();
+    world.own_plane().back_up_etcd().unwrap();
     // Only the object of `a` is deleted. The Pod's network and server stay, because `a` exists again after the
     // restoration.
     world.cluster.delete_pod(NAMESPACE, "a").unwrap();
@@ -197,7 +202,7 @@ fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
         let annotation = json!({"metadata": {"annotations": {"example.org/number": number.to_string()}}});
         world.cluster.client().merge_patch(&format!("/api/v1/nodes/{NODE}"), &annotation).unwrap();
     }
-    world.plane.restore_etcd().unwrap();
+    world.own_plane().restore_etcd().unwrap();
     let mapped = |world: &World| -> Vec<String> {
         world.kernel_mappings().iter().map(|mapping| mapping["podIp"].as_str().unwrap().to_owned()).collect()
     };

@@ -84,15 +84,15 @@ fn missing_permissions_are_reported_with_a_remedy() {
 
 #[test]
 fn the_agent_waits_for_an_api_server_that_is_down() {
-    let mut world = World::new();
+    let mut world = World::with_own_plane();
     world.create_node();
-    world.plane.stop_api_server().unwrap();
+    world.own_plane().stop_api_server().unwrap();
     let mut agent = Agent::launch(world.agent_options(&[])).unwrap();
     let log = agent.process().log().to_owned();
     let says_so = || fs::read_to_string(&log).unwrap().contains("API server").then_some(());
     poll::until("the agent to log that it waits", LIMIT, says_so).unwrap();
     assert!(agent.process().exit_status().is_none());
-    world.plane.start_api_server().unwrap();
+    world.own_plane().start_api_server().unwrap();
     agent.wait_until_ready().unwrap();
 }
 

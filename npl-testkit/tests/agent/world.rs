@@ -4,14 +4,16 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::cluster::{AnnotationLog, Cluster, Entry, PodObject, Port, ServiceObject};
-use npl_testkit::control_plane::{AGENT_USER, AuditLog, ControlPlane};
+use npl_testkit::control_plane::{AGENT_USER, AuditLog, ControlPlane, Pool, PooledControlPlane};
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::{self, BpfFs};
 use npl_testkit::poll;
@@ -34,6 +36,15 @@ pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// interval, the agent can retry several times.
 const AGAIN: Duration = Duration::from_secs(20);
 
+/// The control planes of tests that do not change the API server itself.
+static PLANES: Pool = Pool::new(prepare);
+
+/// A control plane of a test. Only a test's own control plane can be stopped or damaged.
+pub(crate) enum Plane {
+    Own(ControlPlane),
+    Pooled(PooledControlPlane),
+}
+
 /// The parts of the environment. Fields are dropped in declaration order.
 pub(crate) struct World {
     pub(crate) agent: Option<Agent>,
@@ -41,7 +52,7 @@ pub(crate) struct World {
     pub(crate) servers: Vec<EchoServer>,
     pub(crate) annotations: AnnotationLog,
     pub(crate) cluster: Cluster,
-    pub(crate) plane: ControlPlane,
+    pub(crate) plane: Plane,
     pub(crate) topology: Topology,
     pub(crate) bpffs: BpfFs,
     pub(crate) run: Run,
@@ -55,7 +66,15 @@ impl World {
 
     /// Creates an environment as [`Self::new`] does, with this number of clients. Each client has an uplink of its own.
     pub(crate) fn with_clients(clients: u8) -> Self {
-        Self::with_options(Run::start().unwrap(), clients, &[])
+        let (run, topology) = start(clients);
+        let plane = Plane::Pooled(PLANES.take(topology.node()).unwrap());
+        Self::with_plane(run, topology, plane)
+    }
+
+    /// Creates an environment as [`Self::new`] does, with a control plane that the test may stop and damage.
+    pub(crate) fn with_own_plane() -> Self {
+        let (run, topology) = start(1);
+        Self::with_own(run, topology, &[])
     }
 
     /// Creates an environment as [`Self::new`] does, whose API server logs the agent's requests.
@@ -65,29 +84,24 @@ impl World {
 
     /// Creates an environment as [`Self::audited`] does, with further flags of the API server.
     pub(crate) fn audited_with_flags(flags: &[&str]) -> (Self, AuditLog) {
-        let run = Run::start().unwrap();
+        let (run, topology) = start(1);
         let audit = AuditLog::new(&run).unwrap();
         let flags: Vec<String> = audit.flags().into_iter().chain(flags.iter().map(ToString::to_string)).collect();
-        (Self::with_options(run, 1, &flags), audit)
+        (Self::with_own(run, topology, &flags), audit)
     }
 
-    /// Creates an environment as [`Self::with_clients`] does, with further flags of the API server.
-    fn with_options(run: Run, clients: u8, flags: &[String]) -> Self {
-        let bpffs = run.bpffs("bpf").unwrap();
-        let options = topology::Options { clients, ..topology::Options::default() };
-        let topology = Topology::new(&run, "", options).unwrap();
+    /// Starts a control plane with further flags of the API server, which no other test uses.
+    fn with_own(run: Run, topology: Topology, flags: &[String]) -> Self {
         let plane = ControlPlane::start_with_flags(&run, Some(topology.node()), flags).unwrap();
+        prepare(&plane).unwrap();
+        Self::with_plane(run, topology, Plane::Own(plane))
+    }
+
+    fn with_plane(run: Run, topology: Topology, plane: Plane) -> Self {
+        let bpffs = run.bpffs("bpf").unwrap();
         let cluster = Cluster::new(&plane).unwrap();
-        cluster.apply_access(&manifest()).unwrap();
-        cluster.create_namespace(NAMESPACE).unwrap();
         let annotations = cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
-        let world =
-            Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run };
-        // Wait until the API server applies the agent's RBAC rules, because an agent that starts earlier may exit.
-        for resource in ["pods", "services", "nodes"] {
-            world.wait_for_decision(("watch", "", resource), true);
-        }
-        world
+        Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
     }
 
     /// Creates a cluster with a Node object and an agent with these flags.
@@ -125,10 +139,23 @@ impl World {
 
     /// Creates a cluster as [`Self::behind_proxy`] does, without an agent.
     pub(crate) fn behind_proxy_without_agent() -> Self {
-        let mut world = Self::new();
-        world.proxy = Some(Proxy::start(world.topology.node(), world.plane.address()).unwrap());
-        world.create_node();
-        world
+        Self::new().through_proxy()
+    }
+
+    /// Adds a proxy as [`Self::behind_proxy`] does, and the Node object.
+    pub(crate) fn through_proxy(mut self) -> Self {
+        self.proxy = Some(Proxy::start(self.topology.node(), self.plane.address()).unwrap());
+        self.create_node();
+        self
+    }
+
+    /// The control plane of a test that may stop and damage it.
+    pub(crate) fn own_plane(&mut self) -> &mut ControlPlane {
+        let own = match &mut self.plane {
+            Plane::Own(plane) => Ok(plane),
+            Plane::Pooled(_shared) => Err("other tests use this control plane: create `World::with_own_plane`"),
+        };
+        own.unwrap()
     }
 
     /// The directory in which agents pin maps, programs and links.
@@ -314,19 +341,7 @@ impl World {
     /// Waits until the API server refuses this request of the agent. After RBAC rules are removed, the API server
     /// grants requests until its own watch of the rules has delivered the removal.
     pub(crate) fn wait_until_denied(&self, verb: &str, group: &str, resource: &str) {
-        self.wait_for_decision((verb, group, resource), false);
-    }
-
-    /// Waits until the API server grants or refuses this request of the agent: a verb, an API group and a resource.
-    fn wait_for_decision(&self, (verb, group, resource): (&str, &str, &str), is_allowed: bool) {
-        let attributes = json!({"verb": verb, "group": group, "resource": resource, "namespace": NAMESPACE});
-        let review = json!({"spec": {"user": AGENT_USER, "resourceAttributes": attributes}});
-        let wanted = if is_allowed { "grant" } else { "refuse" };
-        poll::until(&format!("the API server to {wanted} `{verb} {resource}`"), LIMIT, || {
-            let answer = self.cluster.client().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review);
-            (answer.unwrap()["status"]["allowed"] == is_allowed).then_some(())
-        })
-        .unwrap();
+        wait_for_decision(&self.cluster, (verb, group, resource), false).unwrap();
     }
 
     /// Waits until the kernel has this many mappings.
@@ -336,6 +351,49 @@ impl World {
         })
         .unwrap();
     }
+}
+
+impl Deref for Plane {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        match self {
+            Self::Own(plane) => plane,
+            Self::Pooled(plane) => plane,
+        }
+    }
+}
+
+/// Starts a run with the network of a Node.
+fn start(clients: u8) -> (Run, Topology) {
+    let run = Run::start().unwrap();
+    let options = topology::Options { clients, ..topology::Options::default() };
+    let topology = Topology::new(&run, "", options).unwrap();
+    (run, topology)
+}
+
+/// Creates the agent's RBAC rules and the namespace of the user's objects.
+fn prepare(plane: &ControlPlane) -> Result<()> {
+    let cluster = Cluster::new(plane)?;
+    cluster.apply_access(&manifest())?;
+    cluster.create_namespace(NAMESPACE)?;
+    // Wait until the API server applies the agent's RBAC rules, because an agent that starts earlier may exit.
+    ["pods", "services", "nodes"]
+        .into_iter()
+        .try_for_each(|resource| wait_for_decision(&cluster, ("watch", "", resource), true))
+}
+
+/// Waits until the API server grants or refuses this request of the agent: a verb, an API group and a resource.
+fn wait_for_decision(cluster: &Cluster, request: (&str, &str, &str), is_allowed: bool) -> Result<()> {
+    let (verb, group, resource) = request;
+    let attributes = json!({"verb": verb, "group": group, "resource": resource, "namespace": NAMESPACE});
+    let review = json!({"spec": {"user": AGENT_USER, "resourceAttributes": attributes}});
+    let wanted = if is_allowed { "grant" } else { "refuse" };
+    let decided = || {
+        let answer = cluster.client().create("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review);
+        (answer.ok()?["status"]["allowed"] == is_allowed).then_some(())
+    };
+    poll::until(&format!("the API server to {wanted} `{verb} {resource}`"), LIMIT, decided).map(drop)
 }
 
 /// The manifest with the agent's RBAC rules.

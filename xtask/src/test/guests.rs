@@ -196,9 +196,9 @@ fn packet_scopes(options: &Options) -> Vec<(Kernel, &'static str, Vec<&str>)> {
     // runs the ignored test with blinded constants, because an emulated processor needs minutes for this test.
     let kernels = options.loading_kernels();
     let newest = kernels.iter().copied().max_by_key(|kernel| kernel.age_rank());
-    let arguments = |kernel| match Some(kernel) == newest {
-        true => vec!["--test-threads=1", IGNORED, LOADING_TESTS],
-        false => vec!["--test-threads=1", LOADING_TESTS],
+    let arguments = |kernel| {
+        let ignored = (Some(kernel) == newest).then_some(IGNORED);
+        ["--test-threads=1"].into_iter().chain(ignored).chain([LOADING_TESTS]).collect::<Vec<_>>()
     };
     let loading = kernels.into_iter().map(|kernel| (kernel, LOADING, arguments(kernel)));
     packets.chain(loading).collect()
