@@ -32,6 +32,7 @@ mod monitoring;
 mod namespaces;
 mod node_networks;
 mod packet_trace;
+mod recipes;
 mod redirect;
 mod refusals;
 mod restart;

@@ -77,7 +77,7 @@ impl Need {
     }
 }
 
-const TEST_NETWORK: [Program; 9] = [
+const TEST_NETWORK: [Program; 10] = [
     Program { name: "ip", package: "iproute2" },
     Program { name: "tc", package: "iproute2" },
     Program { name: "iptables", package: "iptables" },
@@ -87,6 +87,7 @@ const TEST_NETWORK: [Program; 9] = [
     Program { name: "bpftool", package: "bpftool" },
     Program { name: "openssl", package: "openssl" },
     Program { name: "strace", package: "strace" },
+    Program { name: "jq", package: "jq" },
 ];
 
 /// Programs that the Nodes of a real cluster run, with their packages. The CNI plug-in `bridge` stands for all CNI
