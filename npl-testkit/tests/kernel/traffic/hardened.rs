@@ -81,9 +81,12 @@ fn every_program_loads_and_translates_with_blinded_constants() {
         world.datapath().upsert_mapping(frontend, backend).unwrap();
     }
     assert_served(&world);
-    sctp::assert_associations(&mut world);
     world.follow(Forwarding::Redirect);
-    world.assert_answers();
+    assert_served(&world);
+    world.follow(Forwarding::Stack);
+    // A Pod without SCTP answers each packet with an ICMP error, and the kernel limits the rate of these errors.
+    // Therefore, no test of ICMP errors follows.
+    sctp::assert_associations(&mut world);
 }
 
 /// Asserts that TCP, UDP, fragments and ICMP errors of both families are translated.

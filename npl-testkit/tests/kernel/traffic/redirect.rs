@@ -10,6 +10,7 @@ use std::time::Duration;
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model;
 use npl_testkit::echo::Protocol;
+use npl_testkit::packet::Packet;
 use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_exchange, udp_socket};
@@ -17,6 +18,7 @@ use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions,
 use super::firewall::load_rules;
 use super::fragments::{reply_in_every_order, request_in_every_order};
 use crate::lab::mapping;
+use crate::wire;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated, load_rate};
 
 /// Drops all forwarded packets: a packet that arrives has bypassed the forward chain.
@@ -311,6 +313,38 @@ fn direct_connections_take_the_stack_in_redirect_mode() {
     world.node().nft(DROP_FORWARDED).unwrap();
     assert!(traffic::tcp_connect(world.client(), (world.pod().ip(), POD_PORT).into()).is_err());
     world.assert_answers();
+}
+
+/// Another Pod sends datagrams with the address and port of the first Pod, in a flow whose replies are in the reply
+/// cache. The programs must redirect only packets from the first Pod's own device: the stack forwards the forged
+/// datagrams, and FORWARD rules apply to them.
+#[test]
+fn forged_replies_of_another_pod_are_not_redirected() {
+    let world = redirected();
+    let (other, _server) = &world.pods[1];
+    let device = other.host_device.name();
+    for setting in ["all", device] {
+        world.node().sysctl(&format!("net/ipv4/conf/{setting}/rp_filter"), "0").unwrap();
+    }
+    let chain = "chain forward { type filter hook forward priority filter; policy accept;";
+    let rule = format!("iifname {device} counter name forged drop");
+    world.node().nft(&format!("table inet npl_test {{\ncounter forged {{}}\n{chain}\n{rule}\n}}\n}}")).unwrap();
+    let counted = || world.node().packets_counted("inet npl_test forged").unwrap();
+    let ends = world.frontends().into_iter().zip(world.client_ips()).zip(world.pod().ips());
+    for ((server, client_ip), pod_ip) in ends {
+        let socket = udp_socket(world.client(), server, true).unwrap();
+        let ask = |question| traffic::udp_ask(&socket, question).unwrap().pod;
+        assert_eq!(["first", "second", "third"].map(ask), ["web-0"; 3]);
+        let client = SocketAddr::new(client_ip, socket.local_addr().unwrap().port());
+        let family = if server.is_ipv4() { model::Family::V4 } else { model::Family::V6 };
+        let wire = wire::open_for(family, &other.device, &other.host_device);
+        let mut forged = Packet::udp((pod_ip, POD_PORT).into(), client, b"forged");
+        forged.ethernet = Some(wire.ethernet());
+        let before = counted();
+        wire.send(&forged.build()).unwrap();
+        poll::until("the forged datagram in the stack", LIMIT, || (counted() > before).then_some(())).unwrap();
+        assert_eq!(ask("fourth"), "web-0");
+    }
 }
 
 #[test]
