@@ -64,7 +64,7 @@ map_type! {
     /// The first reply of a flow, and the first reply after the lifetime ([`NEXT_HOP_LIFETIME_JIFFIES`]), leave through
     /// `bpf_redirect_neigh`, so that the kernel also checks whether the neighbor is still reachable.
     pub struct CachedNextHop: 32, align 8 {
-        /// Hash of the parameters of the route look-up ([`key`]).
+        /// Hash of the parameters of the route look-up.
         pub key: u64,
         /// Destination and source address of the Ethernet header.
         pub ethernet: [u8; 12],
