@@ -104,6 +104,8 @@ pub const LAYOUTS: &[Layout] = &[
     crate::next_hop::PodAddressV4::LAYOUT,
     crate::next_hop::PodAddressV6::LAYOUT,
     crate::next_hop::PodNextHop::LAYOUT,
+    crate::next_hop::CachedNextHop::LAYOUT,
+    crate::next_hop::RouteLookup::LAYOUT,
     crate::offload::StackSeen::LAYOUT,
     crate::lookup_cache::CachedMappingV4::LAYOUT,
     crate::lookup_cache::CachedMappingV6::LAYOUT,

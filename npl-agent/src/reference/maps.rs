@@ -164,9 +164,16 @@ fn codes_merged(types: impl Iterator<Item = &'static str>) -> String {
 #[cfg(test)]
 mod tests {
     use aya_obj::Object;
-    use npl_common::catalog::MAPS;
+    use npl_common::{LAYOUTS, catalog::MAPS};
 
     use crate::datapath::embedded_object;
+
+    #[test]
+    fn every_type_of_a_map_is_described() {
+        for layout in MAPS.iter().flat_map(|map| [map.key.layouts(), map.value.layouts()]).flatten() {
+            assert!(LAYOUTS.iter().any(|described| described.name == layout.name), "{}", layout.name);
+        }
+    }
 
     /// If the build has no kernel object, as in a code editor, the test passes, because it has no maps to compare.
     #[test]
