@@ -274,10 +274,7 @@ fn a_renamed_uplink_keeps_serving_and_is_reported_by_its_new_name() {
 #[test]
 fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
     // The agent must not report these two rules: the first is for the Node's address, and the second gives the Pod the

@@ -23,10 +23,7 @@ fn a_rotated_ca_is_trusted_without_a_restart_of_the_agent() {
     let mut account = world.plane.agent_service_account(&var_run).unwrap();
     account.server.set_port(world.proxy().port());
     world.agent = Some(Agent::start(Options { service_account: Some(account), ..world.agent_options(&[]) }).unwrap());
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let authority = var_run.join(SERVICE_ACCOUNT).join("ca.crt");
     let old = fs::read(&authority).unwrap();
 

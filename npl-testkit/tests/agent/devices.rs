@@ -33,10 +33,7 @@ fn a_device_that_cannot_be_attached_is_logged_counted_and_retried_while_others_s
     fs::create_dir_all(&obstacle).unwrap();
     let devices = format!("{},second", world.topology.client().uplink.name());
     world.start_agent(&["--devices", &devices, "--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("programs cannot be attached to a device") && log.contains("second"), "{log}");
     world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
@@ -54,10 +51,7 @@ fn a_device_with_an_unsupported_link_layer_is_logged_counted_and_shown_while_oth
     world.topology.node().ip("addr add 203.0.113.77/24 dev ib0\nlink set ib0 up").unwrap();
     world.create_node();
     world.start_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
     world.wait_for_metric(r#"npl_devices{state="failed"} 1"#);
     let status = world.agent_options(&[]).command_json("status").unwrap();
@@ -73,10 +67,7 @@ fn a_device_with_an_unsupported_link_layer_is_logged_counted_and_shown_while_oth
 #[test]
 fn an_added_node_address_serves_until_it_is_removed() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let uplink = world.topology.client().uplink.name().to_owned();
     let second = SocketAddr::new("192.0.2.77".parse().unwrap(), world.address("web-0", Protocol::Tcp).port());
     let client = world.topology.client().netns.clone();
@@ -115,10 +106,7 @@ fn addresses_beyond_the_limit_are_logged_once_and_published_ones_are_served() {
     world.topology.node().ip(&lines.join("\n")).unwrap();
     world.create_node();
     world.start_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let passes = |world: &mut World| {
         let metrics = world.agent().metrics().unwrap();
         let line = metrics.lines().find(|line| line.starts_with("npl_pass_seconds_count")).unwrap().to_owned();

@@ -110,10 +110,7 @@ fn wrong_sysctls_are_reported_until_they_are_corrected() {
 #[test]
 fn annotations_are_compared_with_the_kernels_mappings_in_both_directions() {
     let mut world = World::with_agent(&["--resync", "1h"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_ok(&world, "annotations", "match the kernel's mappings");
 
     let map = MapData::from_pin(world.pins().join(names::MAP_MAPPING_V4)).and_then(Map::from_map_data).unwrap();
@@ -198,10 +195,7 @@ fn programs_that_were_loaded_without_cap_perfmon_are_reported() {
     world.create_node();
     let options = Options { has_perfmon: false, ..world.agent_options(&[]) };
     world.agent = Some(Agent::start(options).unwrap());
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
 }
 
@@ -211,10 +205,7 @@ fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     let mut world = World::with_clients(2);
     world.create_node();
     world.start_agent(&["--devices", "eth0,eth1", "--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     let is_served = |world: &World| traffic::tcp_request(&world.topology.client().netns, server, "who?").is_ok();
     assert_ok(&world, key, "no policy routing rule");

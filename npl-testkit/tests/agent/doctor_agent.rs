@@ -21,10 +21,7 @@ use crate::world::{LIMIT, POD_PORT, World, manifest};
 /// Creates a world with an agent, the enabled Service and the Pod `web-0`, which is served.
 fn served_world(flags: &[&str]) -> World {
     let mut world = World::with_agent(flags);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     world
 }
 
@@ -143,10 +140,7 @@ fn doctor_reports_a_missing_guard_while_idle_connections_are_masqueraded() {
     world.topology.node().nft(MASQUERADE).unwrap();
     world.create_node();
     world.start_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     // The test itself is the Pod's server, because the Pod must send first.
     world.servers.clear();
@@ -168,10 +162,7 @@ fn doctor_reports_a_missing_guard_while_idle_connections_are_masqueraded() {
 #[test]
 fn doctor_reports_an_unreachable_api_server_while_changes_are_not_applied() {
     let mut world = World::behind_proxy(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_ok(&world, "api_server", "receives changes");
     world.proxy().close();
     wait_for_state(&world, "api_server", "warning");
@@ -261,8 +252,5 @@ fn doctor_reports_a_missing_capability_and_a_missing_bpffs_without_which_no_agen
     assert_eq!(output.status.code(), Some(1));
     assert_ok(&world, "bpffs", "mounted at");
     world.start_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
 }

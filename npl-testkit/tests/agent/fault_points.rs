@@ -13,6 +13,7 @@ use npl_testkit::agent::{Agent, Options};
 use npl_testkit::echo::Protocol;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
+use crate::restart::writes;
 use crate::world::{LIMIT, World};
 
 const MIB: u64 = 1024 * 1024;
@@ -82,14 +83,8 @@ fn mappings(world: &World) -> Vec<String> {
 fn an_agent_killed_at_any_step_of_its_start_loses_no_traffic_and_the_next_agent_completes_the_start() {
     let points: usize = env::var("NPL_FAULT_POINTS").map_or(POINTS, |text| text.parse().unwrap());
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    for pod in PODS {
-        world.create_pod(pod);
-        world.assert_served(pod);
-    }
-    let history = |world: &World| PODS.map(|pod| world.annotations.history(pod).len());
-    let written = history(&world);
+    world.serve(&PODS);
+    let written = writes(&world, &PODS);
     let mapped = mappings(&world);
     assert_eq!(mapped.len(), 2 * PODS.len());
     let client = world.topology.client().netns.clone();
@@ -137,7 +132,7 @@ fn an_agent_killed_at_any_step_of_its_start_loses_no_traffic_and_the_next_agent_
         assert_eq!(builds.len(), 1, "{mode}, killed at {point:?}: {builds:?}");
     }
     assert!(killed * 2 > points, "only {killed} of {points} agents were killed during their start");
-    assert_eq!(history(&world), written, "annotations were written");
+    assert_eq!(writes(&world, &PODS), written, "annotations were written");
     for transfer in transfers {
         assert!(transfer.is_running(), "a transfer was broken");
         transfer.remove_rate_limit();

@@ -183,10 +183,7 @@ fn an_etcd_restored_from_a_backup_is_followed_within_seconds() {
     let mut world = World::with_own_plane();
     world.create_node();
     world.start_agent(&["--drain", "1s", "--quarantine", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("a");
-    world.assert_served("a");
+    world.serve(&["a"]);
     let address_of =
         |world: &World, name: &str| world.topology.pods().iter().find(|pod| pod.name == name).unwrap().ip().to_string();
     world.own_plane().back_up_etcd().unwrap();

@@ -15,10 +15,7 @@ fn table(world: &World) -> Option<String> {
 #[test]
 fn a_masquerading_node_has_a_guard_table_until_cleanup() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_eq!(table(&world), None, "there is a guard table although no rule masquerades");
     let options = world.agent_options(&[]);
     let guarded = || options.command_json("status").unwrap()["guardedEndpoints"].clone();
@@ -63,10 +60,7 @@ fn is_marked(world: &World) -> bool {
 #[test]
 fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let node = world.topology.node().clone();
     node.ip(RULE_OF_MARK).unwrap();
     rule_of_pod(&world, "add");
@@ -121,10 +115,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
 #[test]
 fn disabling_the_guard_removes_the_marks_and_logs_a_warning() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     world.topology.node().ip(RULE_OF_MARK).unwrap();
     rule_of_pod(&world, "add");
     poll::until("the mark", LIMIT, || is_marked(&world).then_some(())).unwrap();

@@ -256,10 +256,7 @@ fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
     mount(&["-o", "remount,ro"]);
     let options = Options { bpffs: shown, ..world.agent_options(&[]) };
     world.agent = Some(Agent::start(options.clone()).unwrap());
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert!(world.pins().join("npl_mapping_v4").exists());
     assert!(options.command(&["status"]).unwrap().contains("running"));
     world.agent().kill().unwrap();

@@ -127,10 +127,7 @@ fn the_plugin_shows_what_the_replicas_of_the_feed_serve() {
 #[test]
 fn the_plugin_shows_and_checks_the_whole_cluster() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let programs = programs(&world);
     let (code, nobody) = kubectl_npl(&world, &programs, &["status"]);
     assert!(code == 2 && nobody.contains("no agent's Pod is on this Node"), "{code} {nobody}");
@@ -186,10 +183,7 @@ fn the_plugin_shows_and_checks_the_whole_cluster() {
 #[test]
 fn the_plugin_collects_every_node_and_names_those_that_it_cannot_collect() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let foreign = json!({"metadata": {"annotations": {"example.com/password": CANARY}, "labels": {"canary": CANARY}}});
     for object in [format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), format!("/api/v1/nodes/{NODE}")] {
         world.cluster.client().merge_patch(&object, &foreign).unwrap();

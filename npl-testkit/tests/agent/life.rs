@@ -13,10 +13,7 @@ use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 #[test]
 fn a_disabled_service_is_withdrawn_first_and_translated_until_the_drain_ends() {
     let mut world = World::with_agent(&["--drain", "6s", "--quarantine", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
@@ -46,10 +43,7 @@ fn a_service_enabled_again_during_the_drain_keeps_its_node_ports() {
 #[test]
 fn a_deleted_pods_node_ports_refuse_connections_and_its_successor_gets_others() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     let before: BTreeSet<u16> = world.wait_for_entries("web-0", 2).iter().map(|entry| entry.node_port).collect();
     world.delete_pod("web-0");
@@ -104,10 +98,7 @@ fn a_tampered_annotation_is_corrected() {
 #[test]
 fn a_closed_pod_port_refuses_the_client_as_without_translation() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     world.servers.clear();
     let refused = traffic::tcp_request(&world.topology.client().netns, server, "closed?").unwrap_err();

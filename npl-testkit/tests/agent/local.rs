@@ -66,10 +66,7 @@ fn detached_cgroup_programs_are_reattached_at_the_next_resync() {
 #[test]
 fn without_a_cgroup_remote_clients_are_served_and_one_warning_is_logged() {
     let mut world = World::with_agent(&["--cgroup", "/proc", "--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("cannot connect to node ports")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");

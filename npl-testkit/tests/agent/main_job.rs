@@ -93,10 +93,7 @@ fn pods_are_published_only_while_their_service_is_enabled() {
 #[test]
 fn the_test_environment_leaves_nothing_behind() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
     assert!(residue.lines().count() > 5, "a running test environment must have residue: {residue:?}");
     drop(world);

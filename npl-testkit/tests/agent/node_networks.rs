@@ -54,10 +54,7 @@ fn create_macvlan_pod(world: &mut World, name: &str) -> Netns {
 #[test]
 fn a_macvlan_pod_on_the_uplink_is_not_published_and_has_an_event() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_ok(&world, "node_network", "no Pod");
     let _pod = create_macvlan_pod(&mut world, "web-mac");
     let event = wait_for_event(&world, "web-mac", "PodOnNodeNetwork");
@@ -149,10 +146,7 @@ fn a_bridge_with_an_address_and_a_port_that_leaves_the_node_is_an_uplink() {
     world.topology.node().ip(of_pods).unwrap();
     world.create_node();
     world.start_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_ok(&world, "datapath", "programs on br-ex, eth0;");
     let second = world.topology.clients()[1].netns.clone();
     for protocol in [Protocol::Tcp, Protocol::Udp] {

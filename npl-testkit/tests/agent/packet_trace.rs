@@ -35,10 +35,7 @@ fn trace(world: &World, arguments: &[&str]) -> (i32, String) {
 #[test]
 fn trace_shows_a_pods_packets_before_and_after_translation() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let client = world.client_ip().to_string();
     let selection = ["--pod", "web-0", "--namespace", "shop", "--client", &client, "--count", "6"];
     let (code, text) = trace(&world, &[&selection[..], &["--output", "json"]].concat());
@@ -68,10 +65,7 @@ fn trace_shows_a_pods_packets_before_and_after_translation() {
 #[test]
 fn trace_writes_a_capture_and_refuses_a_selection_of_nothing() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let file = std::env::temp_dir().join(format!("npl-trace-{}.pcapng", std::process::id()));
     let name = file.to_str().unwrap();
     let port = world.address("web-0", Protocol::Udp).port().to_string();

@@ -71,10 +71,7 @@ fn agent_function(Options { runtime_dir, binary, bpffs, .. }: &Options) -> Strin
 #[test]
 fn the_commands_of_the_documents_run_on_a_node() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     let client = world.topology.client().netns.clone();
     let open = traffic::tcp_connect(&client, server).unwrap();

@@ -167,10 +167,7 @@ fn flows_are_offloaded_once_kernel_conntrack_is_liberal() {
     world.topology.node().set_liberal_tracking(false).unwrap();
     world.create_node();
     world.start_agent(&["--forwarding", "offload", "--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     world.wait_for_log("nf_conntrack_tcp_be_liberal=1");
     wait_for_redirected_pods(&world, 0);
     world.topology.node().set_liberal_tracking(true).unwrap();

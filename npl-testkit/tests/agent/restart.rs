@@ -23,7 +23,7 @@ use crate::world::{LIMIT, POD_PORT, World};
 const MIB: u64 = 1024 * 1024;
 
 /// Returns all values that the Pods' annotations have had.
-fn writes(world: &World, pods: &[&str]) -> Vec<Vec<Option<String>>> {
+pub(crate) fn writes(world: &World, pods: &[&str]) -> Vec<Vec<Option<String>>> {
     pods.iter().map(|pod| world.annotations.history(pod).into_iter().map(|seen| seen.value).collect()).collect()
 }
 
@@ -110,10 +110,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     assert_eq!(programs(&world), loaded, "`load` must not replace existing programs");
 
     world.agent = Some(Agent::start(options.clone()).unwrap());
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     assert_eq!(programs(&world), loaded, "the agent must not load programs");
     assert_eq!(["npl_off_ingress", "npl_off_egress", "npl_off_pods"].map(|name| barriers(&world, name)), [0; 3]);
     let refused = options.command(&["load"]).unwrap_err();
@@ -142,10 +139,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
 #[test]
 fn an_agent_of_another_build_replaces_the_programs() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let before = programs(&world);
     let build = builds(&world).pop().unwrap();
     world.agent().kill().unwrap();
@@ -160,12 +154,7 @@ fn an_agent_of_another_build_replaces_the_programs() {
 #[test]
 fn changes_while_no_agent_runs_are_applied_at_the_next_start() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    for pod in ["web-0", "web-1"] {
-        world.create_pod(pod);
-        world.assert_served(pod);
-    }
+    world.serve(&["web-0", "web-1"]);
     let kept = world.wait_for_entries("web-1", 2);
     world.agent().kill().unwrap();
     world.delete_pod("web-0");
@@ -213,10 +202,7 @@ fn a_member_that_a_load_balancer_keeps_across_a_restart_leads_to_no_other_pod() 
 #[test]
 fn mappings_removed_from_the_kernel_are_restored_without_a_write() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let annotated = writes(&world, &["web-0"]);
     world.agent().kill().unwrap();
     world.agent_options(&[]).command(&["cleanup"]).unwrap();
@@ -230,10 +216,7 @@ fn mappings_removed_from_the_kernel_are_restored_without_a_write() {
 #[test]
 fn a_changed_port_range_moves_only_node_ports_outside_it() {
     let mut world = World::with_agent(&["--port-range", "61000-61100"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     world.agent().kill().unwrap();
     world.agent = None;
     world.start_agent(&["--port-range", "61500-61600"]);
@@ -248,10 +231,7 @@ fn a_changed_port_range_moves_only_node_ports_outside_it() {
 #[test]
 fn an_agent_whose_pins_are_removed_exits_and_the_next_one_recreates_them() {
     let mut world = World::with_agent(&["--resync", "1s"]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let port = world.address("web-0", Protocol::Tcp);
     fs::remove_dir_all(world.bpffs.path().join(PIN_ROOT)).unwrap();
     let agent = world.agent();

@@ -13,6 +13,7 @@ use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
+use crate::restart::writes;
 use crate::world::{LIMIT, World};
 
 const MIB: u64 = 1024 * 1024;
@@ -45,14 +46,8 @@ fn upgrade(flags: &[&str], rounds: usize) {
     let mut world = World::new();
     world.create_node();
     world.agent = Some(Agent::start(former_agent(&world, flags)).unwrap());
-    world.create_service();
-    world.enable_service();
-    for pod in PODS {
-        world.create_pod(pod);
-        world.assert_served(pod);
-    }
-    let history = |world: &World| PODS.map(|pod| world.annotations.history(pod).len());
-    let written = history(&world);
+    world.serve(&PODS);
+    let written = writes(&world, &PODS);
     let client = world.topology.client().netns.clone();
     let load = Load::start(&client, 200, world.load_requests(&PODS));
     let server = world.address("web-0", Protocol::Tcp);
@@ -78,7 +73,7 @@ fn upgrade(flags: &[&str], rounds: usize) {
         transfer.join().unwrap();
     }
     assert_eq!(load.stop().failures, []);
-    assert_eq!(history(&world), written, "annotations were written");
+    assert_eq!(writes(&world, &PODS), written, "annotations were written");
 }
 
 #[test]

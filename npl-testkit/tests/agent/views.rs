@@ -16,10 +16,7 @@ use crate::world::{LIMIT, NAMESPACE, World, manifest};
 #[test]
 fn commands_show_kernel_state_with_and_without_a_running_agent() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let (options, pod_ip) = (world.agent_options(&[]), world.topology.pods()[0].ip());
     for is_running in [true, false] {
         let table = options.command(&["mappings"]).unwrap();
@@ -46,10 +43,7 @@ fn commands_show_kernel_state_with_and_without_a_running_agent() {
 #[test]
 fn the_exit_code_of_status_is_its_verdict() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let options = world.agent_options(&[]);
     let status = |arguments: &[&str]| options.exit_code_and_output(&[&["status"], arguments].concat()).unwrap();
     let (code, healthy) = status(&["--wait=30s", "--interval", "100ms"]);
@@ -79,10 +73,7 @@ fn the_exit_code_of_status_is_its_verdict() {
 #[test]
 fn why_and_flows_find_a_pod_by_its_name() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let (options, client) = (world.agent_options(&[]), world.client_ip().to_string());
     let run = |arguments: &[&str]| options.exit_code_and_output(arguments).unwrap();
     let (code, chain) = run(&["why", "pod/shop/web-0"]);
@@ -126,10 +117,7 @@ fn why_and_flows_find_a_pod_by_its_name() {
 #[test]
 fn the_support_archive_has_only_its_documents_with_and_without_an_agent() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let canary = "4d2c-canary";
     let foreign = json!({"metadata": {"annotations": {"example.com/password": canary}, "labels": {"canary": canary}}});
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &foreign).unwrap();
@@ -156,10 +144,7 @@ fn the_support_archive_has_only_its_documents_with_and_without_an_agent() {
 #[test]
 fn metrics_count_mappings_ops_and_packets() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let metrics = world.agent().metrics().unwrap();
     for expected in [
         r#"npl_mappings{family="IPv4"} 2"#,
@@ -178,10 +163,7 @@ fn metrics_count_mappings_ops_and_packets() {
 #[test]
 fn cleanup_removes_all_npl_state_and_nothing_else() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let options = world.agent_options(&[]);
     let refused = options.command(&["cleanup"]).unwrap_err();
     assert!(format!("{refused:#}").contains("stop it first"), "{refused:#}");
@@ -220,10 +202,7 @@ fn look(world: &World) -> Vec<String> {
 #[test]
 fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     let mut world = World::with_agent(&[]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    world.serve(&["web-0"]);
     let server = world.address("web-0", Protocol::Tcp);
     world.agent().kill().unwrap();
 

@@ -122,10 +122,7 @@ impl World {
         mounts::bind(cgroup.path(), &shown).unwrap();
         world.create_node();
         world.start_agent(&[&["--cgroup", shown.to_str().unwrap()], flags].concat());
-        world.create_service();
-        world.enable_service();
-        world.create_pod("web-0");
-        world.assert_served("web-0");
+        world.serve(&["web-0"]);
         (world, cgroup)
     }
 
@@ -242,6 +239,16 @@ impl World {
         let tcp = Port::new("http", 80, Protocol::Tcp).to("web");
         let udp = Port::new("dns", 53, Protocol::Udp).to(POD_PORT);
         self.cluster.create_service(&ServiceObject::new(NAMESPACE, "web", "web", vec![tcp, udp])).unwrap();
+    }
+
+    /// Creates the Service `web`, enables it, and creates these Pods. Returns when each Pod is served.
+    pub(crate) fn serve(&mut self, pods: &[&str]) {
+        self.create_service();
+        self.enable_service();
+        for pod in pods {
+            self.create_pod(pod);
+            self.assert_served(pod);
+        }
     }
 
     pub(crate) fn enable_service(&self) {
