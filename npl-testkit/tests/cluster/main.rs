@@ -119,7 +119,7 @@ const TESTS: &[ClusterTest] = &[
     ),
 ];
 
-/// The tests whose results depend on the network. A run without `--network` repeats them on a second network.
+/// The tests whose results depend on the network. A run without `--network` repeats them on further networks.
 const NETWORK_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "every_client_is_answered_by_the_pod_of_the_node_port",
@@ -180,6 +180,12 @@ const CILIUM_TESTS: &[ClusterTest] = &[
     ),
 ];
 
+/// Tests of restarts of the agents under load, which a run without `--network` repeats on networks with a policy engine.
+const AGENT_RESTART_TESTS: &[ClusterTest] = &[ClusterTest::new(
+    "deleted_agents_lose_no_request_under_load",
+    restarts::deleted_agents_lose_no_request_under_load,
+)];
+
 /// Tests that are repeated after [`OFFLOAD_TESTS`] have enabled offload, on networks with a policy engine.
 const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
@@ -220,26 +226,42 @@ const UNINSTALL: &[ClusterTest] = &[
 fn main() -> ExitCode {
     harness::run(|networks| {
         if networks.is_empty() {
-            return vec![
-                Suite::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[TESTS]),
-                Suite::new(
-                    Network::new(Cni::FlannelVxlan, KubeProxy::Nftables),
-                    &[NETWORK_TESTS, OFFLOAD_TESTS, CHART, UNINSTALL],
-                ),
-            ];
+            return default_suites();
         }
-        let suite = |network: &Network| {
-            if network.cni.has_policy_engine() {
-                // The test that publishes two hundred Pods leaves them running, so the policy tests run before it.
-                let own = if network.cni.is_cilium() { CILIUM_TESTS } else { &[] };
-                let offload = [OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS].concat();
-                return Suite::new(*network, &[POLICY_TESTS, own, DAEMON_TESTS, TESTS, &offload, CHART, UNINSTALL]);
-            }
-            if network.cni == Cni::Bridge {
-                return Suite::new(*network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL]);
-            }
-            Suite::new(*network, &[DAEMON_TESTS, TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])
-        };
-        networks.iter().map(suite).collect()
+        networks.iter().map(|network| whole_suite(*network)).collect()
     })
+}
+
+/// Returns the suites of a run without `--network`: all tests on the first network, and on each further network the
+/// tests whose results depend on the network.
+fn default_suites() -> Vec<Suite> {
+    vec![
+        Suite::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[TESTS]),
+        Suite::new(
+            Network::new(Cni::FlannelVxlan, KubeProxy::Nftables),
+            &[NETWORK_TESTS, OFFLOAD_TESTS, CHART, UNINSTALL],
+        ),
+        Suite::new(
+            Network::new(Cni::CalicoVxlan, KubeProxy::Iptables),
+            &[POLICY_TESTS, DAEMON_TESTS, NETWORK_TESTS, AGENT_RESTART_TESTS],
+        ),
+        Suite::new(
+            Network::new(Cni::CiliumNative, KubeProxy::None),
+            &[POLICY_TESTS, CILIUM_TESTS, DAEMON_TESTS, NETWORK_TESTS, AGENT_RESTART_TESTS],
+        ),
+    ]
+}
+
+/// Returns all tests that run on a network.
+fn whole_suite(network: Network) -> Suite {
+    if network.cni.has_policy_engine() {
+        // The test that publishes two hundred Pods leaves them running, so the policy tests run before it.
+        let own = if network.cni.is_cilium() { CILIUM_TESTS } else { &[] };
+        let offload = [OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS].concat();
+        return Suite::new(network, &[POLICY_TESTS, own, DAEMON_TESTS, TESTS, &offload, CHART, UNINSTALL]);
+    }
+    if network.cni == Cni::Bridge {
+        return Suite::new(network, &[TESTS, OFFLOAD_TESTS, CHART, UNINSTALL]);
+    }
+    Suite::new(network, &[DAEMON_TESTS, TESTS, OFFLOAD_TESTS, CHART, UNINSTALL])
 }

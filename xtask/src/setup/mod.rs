@@ -135,8 +135,16 @@ const BALANCERS: [Program; 5] = [
 ];
 
 /// The components of Kubernetes that a run of all tests needs.
-pub(crate) const ALL_TESTS: [Component; 5] =
-    [Component::Nodes, Component::Flannel, Component::Helm, Component::Krew, Component::Prometheus];
+pub(crate) const ALL_TESTS: [Component; 8] = [
+    Component::Nodes,
+    Component::Flannel,
+    Component::Calico,
+    Component::Cilium,
+    Component::Clang,
+    Component::Helm,
+    Component::Krew,
+    Component::Prometheus,
+];
 
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]
@@ -149,8 +157,8 @@ pub(crate) struct Options {
     arch: Option<Arch>,
 }
 
-/// Installs and builds everything that builds and a run of all tests need. Parts that few commands need, such as Calico
-/// and Cilium, are built at their first use.
+/// Installs and builds everything that builds and a run of all tests need. Parts that few commands need, such as
+/// kube-router, are built at their first use.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The build of Kubernetes takes longest, so it runs in parallel with the steps below.
