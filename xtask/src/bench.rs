@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result};
 
 use crate::demo::Parts;
-use crate::setup::Component;
+use crate::setup::{Component, Extent};
 use crate::{build, picture, process, setup};
 
 /// Arguments of `cargo xtask bench`.
@@ -25,8 +25,8 @@ pub(crate) struct Options {
 /// Builds the agent and the bench, and runs the bench.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let names = |text: &str| options.arguments.iter().any(|argument| argument.contains(text));
-    let extent = names("cluster").then_some(Component::Nodes).into_iter().collect();
-    let parts = Parts::make_for(&["--features", "npl-testkit/bench", "--bin", "npl-bench"], extent)?;
+    let parts =
+        Parts::make_for(&["--features", "npl-testkit/bench", "--bin", "npl-bench"], extent(&options.arguments))?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     parts.pass_to(&mut bench);
     if names("feed") {
@@ -39,6 +39,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
+/// Returns the components of Kubernetes that the figures in the bench's arguments need. Figures of a real cluster have
+/// names such as `cluster/iptables/…`, and `--only` selects figures by a part of the name.
+fn extent(arguments: &[String]) -> Extent {
+    let selects = |text: &str| arguments.iter().any(|argument| argument.contains(text));
+    let mut extent = Extent::new();
+    extent.extend(selects("cluster").then_some(Component::Nodes));
+    let others = ["cluster/iptables", "cluster/nftables", "cluster/created", "cluster/address", "cluster/annotation"];
+    let has_cilium = selects("cluster") && !others.into_iter().any(selects);
+    extent.extend(has_cilium.then_some([Component::Cilium, Component::Clang]).into_iter().flatten());
+    extent
+}
+
 /// Runs the bench, prints its result and draws the picture.
 fn draw(bench: &mut Command, file: &Path) -> Result<()> {
     bench.args(["--output", "markdown"]).stderr(Stdio::inherit());
@@ -48,4 +60,25 @@ fn draw(bench: &mut Command, file: &Path) -> Result<()> {
     let result = String::from_utf8(output.stdout).context("read the result of the bench")?;
     print!("{result}");
     picture::write(file, &result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Component, extent};
+
+    #[test]
+    fn only_the_components_of_the_chosen_figures_are_built() {
+        use Component::{Cilium, Clang, Nodes};
+        for (arguments, components) in [
+            (&[][..], &[][..]),
+            (&["--quick", "--only", "replies"], &[]),
+            (&["--only", "cluster/iptables/request"], &[Nodes]),
+            (&["--only", "cluster/created-to-address"], &[Nodes]),
+            (&["--only", "cluster"], &[Nodes, Cilium, Clang]),
+            (&["--only=cluster/cilium"], &[Nodes, Cilium, Clang]),
+        ] {
+            let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+            assert!(extent(&arguments).iter().eq(components), "{arguments:?}");
+        }
+    }
 }

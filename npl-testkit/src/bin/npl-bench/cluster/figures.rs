@@ -25,7 +25,8 @@ pub(super) struct AddressFigures {
 pub(super) struct ClusterFigures {
     pub(super) own: AddressFigures,
     pub(super) same_node: AddressFigures,
-    pub(super) other_node: AddressFigures,
+    /// `None` if the Service serves its node port only on the Nodes of its Pods.
+    pub(super) other_node: Option<AddressFigures>,
 }
 
 macro_rules! address_figures {
@@ -45,7 +46,14 @@ macro_rules! cluster_figures {
         ClusterFigures {
             own: address_figures!($stage, $mode, "own-address", "the Pod's own address", NEAR, NEAR_RATE),
             same_node: address_figures!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD, AHEAD_RATE),
-            other_node: address_figures!($stage, $mode, "other-node", "NodePort, another Node", AHEAD, AHEAD_RATE),
+            other_node: Some(address_figures!(
+                $stage,
+                $mode,
+                "other-node",
+                "NodePort, another Node",
+                AHEAD,
+                AHEAD_RATE
+            )),
         }
     };
 }
@@ -58,6 +66,13 @@ pub(super) static IPTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Ipt
 pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables");
 /// The figures with kube-proxy in nftables mode, and with NPL's `--forwarding offload`.
 pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");
+/// The figures with Cilium in place of kube-proxy, and with NPL's `--forwarding stack`. The Service has the external
+/// traffic policy `Local`, with which Cilium, like NPL, keeps the client's address.
+pub(super) static CILIUM: ClusterFigures = ClusterFigures {
+    own: address_figures!(Stage::Cilium, "cilium", "own-address", "the Pod's own address", NEAR, NEAR_RATE),
+    same_node: address_figures!(Stage::Cilium, "cilium", "same-node", "Cilium's NodePort", AHEAD, AHEAD_RATE),
+    other_node: None,
+};
 
 /// The time from the creation of a Pod object until the Pod has an address, when many Pods are started at the same
 /// time.
@@ -69,9 +84,10 @@ pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", S
 
 /// Returns all figures, in display order.
 pub(crate) fn figures() -> impl Iterator<Item = &'static Figure> {
-    let comparisons = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD];
-    let of_requests =
-        comparisons.into_iter().flat_map(|ClusterFigures { own, same_node, other_node }| [own, same_node, other_node]);
+    let comparisons = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD, &CILIUM];
+    let of_requests = comparisons
+        .into_iter()
+        .flat_map(|ClusterFigures { own, same_node, other_node }| [own, same_node].into_iter().chain(other_node));
     let of_requests =
         of_requests.flat_map(|AddressFigures { request, rate, connection, busy }| [request, rate, connection, busy]);
     of_requests.chain([&ADDRESS, &ANNOTATION, &MARGIN])

@@ -36,27 +36,28 @@ pub(crate) struct Measured {
 
 /// Sends requests to all servers from a namespace. The servers take turns, so that slow phases of the machine affect
 /// all servers.
-pub(crate) fn measure<const N: usize>(
+pub(crate) fn measure(
     client: &Netns,
-    servers: [SocketAddr; N],
+    servers: &[SocketAddr],
     requests: usize,
     connections: usize,
-) -> Result<[Measured; N]> {
-    let work = || -> Result<[Measured; N]> {
+) -> Result<Vec<Measured>> {
+    let count = servers.len();
+    let work = || -> Result<Vec<Measured>> {
         tcp::stay_on(CLIENT_CPU)?;
-        let mut all = servers.map(|_server| Measured::default());
-        // kube-proxy installs its rules shortly after the Pod becomes ready, so the first connections may need several
+        let mut all: Vec<Measured> = servers.iter().map(|_server| Measured::default()).collect();
+        // The Service proxy installs its rules shortly after the Pod becomes ready, so the first connections may need several
         // attempts.
         let open =
             |server| poll::until("connections to every address of the Pod", READY_LIMIT, || tcp::connect(server).ok());
-        let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
+        let streams: Vec<TcpStream> = servers.iter().map(|server| Ok(open(*server)?.0)).collect::<Result<_>>()?;
         for (stream, server) in streams.iter().zip(servers) {
             timed(WARM_UP, || ask(stream))?;
-            timed(WARM_UP, || one(server))?;
+            timed(WARM_UP, || one(*server))?;
         }
         for turn in 0..TURNS {
             // The order of the addresses changes with each turn, so that no address is always first.
-            for way in (0..N).map(|way| (way + turn) % N) {
+            for way in (0..count).map(|way| (way + turn) % count) {
                 let (measured, stream, server) = (&mut all[way], &streams[way], servers[way]);
                 let (start, before) = (Instant::now(), Idle::read()?);
                 measured.requests.extend(timed(requests / TURNS, || ask(stream))?);

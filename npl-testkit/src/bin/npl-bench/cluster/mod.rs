@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures a real cluster: the time until Pods are annotated, and the time of a request to each address of a Pod.
 //!
-//! The bench starts one cluster per kube-proxy mode, one after the other. In each of these clusters, every round sends
-//! requests to every address. In a further cluster, many Pods are started at the same time.
+//! The bench starts one cluster per kube-proxy mode and one with Cilium in place of kube-proxy, one after the other. In
+//! each of these clusters, every round sends requests to every address. In a further cluster, many Pods are started at
+//! the same time.
 
 mod figures;
 mod load;
 
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
 use npl_testkit::real_cluster::publication::{Seen, watch_pods};
-use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
+use npl_testkit::real_cluster::{Cni, KubeProxy, Options, RealCluster};
 use npl_testkit::{interrupt, poll, tools};
 use serde_json::Value;
 
@@ -52,21 +54,23 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
         (Stage::Nftables, KubeProxy::Nftables, &figures::NFTABLES, &figures::NFTABLES_OFFLOAD),
     ] {
         if needs(stage) {
-            let cluster = start(mode)?;
-            let targets = targets(&cluster)?;
-            let pod = cluster.cluster().client().get(POD)?;
-            let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).context("the Pod has no UID")?;
-            for process in cluster.nodes()[0].pod_processes(uid)? {
-                load::stay_on_server_cpu(process)?;
-            }
+            let cluster = start(Cni::default(), mode)?;
+            let targets = prepare_targets(&cluster)?;
             measure_addresses(&cluster, &targets, by_stack, effort, samples)?;
             say("switching the agents to --forwarding offload");
             cluster.offload()?;
             measure_addresses(&cluster, &targets, by_offload, effort, samples)?;
         }
     }
+    if needs(Stage::Cilium) {
+        // The Nodes of a cloud have routes to the Pods of other Nodes; Cilium's mode with routes is also its faster one.
+        let cluster = start(Cni::CiliumNative, KubeProxy::None)?;
+        let local = r#"{"spec": {"externalTrafficPolicy": "Local"}}"#;
+        kubectl(&cluster, &["patch", "service", "node-port", "--namespace", NAMESPACE, "--patch", local])?;
+        measure_addresses(&cluster, &prepare_targets(&cluster)?, &figures::CILIUM, effort, samples)?;
+    }
     if needs(Stage::Crowd) {
-        let cluster = start(KubeProxy::default())?;
+        let cluster = start(Cni::default(), KubeProxy::default())?;
         for round in 0..effort.crowds {
             say(&format!("starting {CROWD} Pods at the same time, round {} of {}", round + 1, effort.crowds));
             measure_crowd(&cluster, samples)?;
@@ -76,9 +80,9 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
 }
 
 /// Starts a cluster, applies NPL's manifest as a user does, and creates the measured Pod.
-fn start(mode: KubeProxy) -> Result<RealCluster> {
-    say(&format!("starting a cluster with kube-proxy in {mode} mode"));
-    let options = Options { kube_proxy: mode, ..Options::beside_this_program()? };
+fn start(cni: Cni, kube_proxy: KubeProxy) -> Result<RealCluster> {
+    say(&format!("starting a cluster with the network {cni} and the kube-proxy mode {kube_proxy}"));
+    let options = Options { cni, kube_proxy, ..Options::beside_this_program()? };
     let cluster = RealCluster::start(&options)?;
     set_up(&cluster)?;
     Ok(cluster)
@@ -95,6 +99,16 @@ fn set_up(cluster: &RealCluster) -> Result<()> {
 
 fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<()> {
     cluster.cluster().kubectl(arguments).map(drop)
+}
+
+/// Pins the processes of the measured Pod to the server's processor, and returns the Pod's addresses.
+fn prepare_targets(cluster: &RealCluster) -> Result<Targets> {
+    let pod = cluster.cluster().client().get(POD)?;
+    let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).context("the Pod has no UID")?;
+    for process in cluster.nodes()[0].pod_processes(uid)? {
+        load::stay_on_server_cpu(process)?;
+    }
+    targets(cluster)
 }
 
 fn targets(cluster: &RealCluster) -> Result<Targets> {
@@ -125,15 +139,15 @@ fn measure_addresses(
     samples: &mut Samples,
 ) -> Result<()> {
     let Targets { own, mapping, same_node, other_node } = *targets;
-    let servers = [own, mapping, same_node, other_node];
+    let mut others = vec![(&comparisons.own, own), (&comparisons.same_node, same_node)];
+    others.extend(comparisons.other_node.as_ref().map(|figures| (figures, other_node)));
+    let servers: Vec<SocketAddr> = iter::once(mapping).chain(others.iter().map(|(_, address)| *address)).collect();
     for round in 0..effort.rounds {
         ensure!(!interrupt::is_requested(), "interrupted");
         say(&format!("sending requests, round {} of {}", round + 1, effort.rounds));
-        let [own, mapping, same_node, other_node] =
-            load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
-        for (figures, beside) in
-            [(&comparisons.own, &own), (&comparisons.same_node, &same_node), (&comparisons.other_node, &other_node)]
-        {
+        let measured = load::measure(cluster.client(), &servers, effort.requests, effort.connections)?;
+        let (mapping, measured) = measured.split_first().context("the mapping was not measured")?;
+        for ((figures, _), beside) in others.iter().zip(measured) {
             let Measured { requests, rate, connections, busy } = beside;
             samples.add(&figures.request, &mapping.requests, requests);
             samples.add(&figures.rate, &[mapping.rate], &[*rate]);

@@ -33,6 +33,8 @@ pub(crate) enum Stage {
     Iptables,
     /// A real cluster with kube-proxy in nftables mode.
     Nftables,
+    /// A real cluster with Cilium in place of kube-proxy.
+    Cilium,
     /// A real cluster in which many Pods are started at the same time.
     Crowd,
     /// Real load balancers that read the feed.
