@@ -118,6 +118,14 @@ impl Netns {
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
+    /// Makes kernel conntrack track all packets, and count the packets and bytes of each new connection.
+    pub fn count_connections(&self) -> Result<()> {
+        self.nft(
+            "table inet npl_tracking {\n chain all {\n type filter hook forward priority filter; ct state new\n }\n}",
+        )?;
+        self.sysctl("net/netfilter/nf_conntrack_acct", "1")
+    }
+
     /// Removes all kernel conntrack entries of the namespace, so that these entries neither affect later packets nor
     /// count toward the limit on the number of entries.
     pub fn forget_connections(&self) -> Result<()> {

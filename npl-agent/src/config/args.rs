@@ -99,7 +99,8 @@ pub enum Command {
     #[command(after_help = WHY_EXAMPLES)]
     Why(WhyArgs),
     /// Show the established flows through node ports with client, node address, Pod address and Pod name, the most
-    /// recent first. Flows whose handshake is not complete are not listed.
+    /// recent first. Flows whose handshake is not complete are not listed. Packets and bytes are those that kernel
+    /// conntrack has counted, if `net.netfilter.nf_conntrack_acct` is 1 on the Node.
     #[command(after_help = FLOWS_EXAMPLES)]
     Flows(FlowsArgs),
     /// Follow packets of a client, Pod or node port through the kernel programs: each packet before and after a

@@ -46,7 +46,7 @@ use crate::core::{
     pages,
 };
 
-pub use self::translated::translated_connections;
+pub use self::translated::{ConnectionKey, connection_traffic, translated_connections};
 
 /// The time after which the agent tries again to change the table, if the kernel has rejected a change.
 const RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the connections to node ports that kernel conntrack translates because of rules of other software, such as the
-//! rules that Antrea's agent leaves behind.
+//! Reads kernel conntrack: the connections to node ports that kernel conntrack translates because of rules of other
+//! software, such as the rules that Antrea's agent leaves behind, and the numbers of packets and bytes of each
+//! connection.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{IpAddr, SocketAddr},
     ops::ControlFlow,
@@ -13,7 +15,28 @@ use super::{
     uapi::conntrack,
     wire::{Connection, Message, find, number},
 };
-use crate::core::model::{NodePort, Protocol, TranslatedConnection, settings::PortRange};
+use crate::core::model::{ConnectionTraffic, NodePort, Protocol, TranslatedConnection, settings::PortRange};
+
+/// A connection as kernel conntrack identifies it: the protocol, the address and port of the host that has opened the
+/// connection, and the address and port to which this host sent its first packet.
+pub type ConnectionKey = (Protocol, SocketAddr, SocketAddr);
+
+/// Returns the packets and bytes of each connection that kernel conntrack counts. The result is empty if the kernel has
+/// no conntrack, or if `net.netfilter.nf_conntrack_acct` is 0.
+///
+/// # Errors
+///
+/// If the kernel returns an error, or does not answer within 10 s.
+pub fn connection_traffic() -> io::Result<BTreeMap<ConnectionKey, ConnectionTraffic>> {
+    let mut found = BTreeMap::new();
+    if let Some(connection) = if_known(Connection::open())? {
+        if_known(connection.list(Message::of_conntrack(conntrack::GET, Vec::new()), |entry| {
+            found.extend(original(entry).zip(traffic(entry)));
+            ControlFlow::Continue(())
+        }))?;
+    }
+    Ok(found)
+}
 
 /// Returns the connections and UDP flows to node ports of `range` whose destination kernel conntrack translates. TCP
 /// connections that have ended are left out. The result is empty if the kernel has no conntrack.
@@ -43,6 +66,20 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     if status & conntrack::DESTINATION_NAT == 0 || has_ended(entry) {
         return None;
     }
+    let (protocol, client, nat) = original(entry)?;
+    // The kernel reports no timeout of a connection that a flowtable forwards.
+    let timeout = word(conntrack::TIMEOUT);
+    Some(TranslatedConnection {
+        protocol,
+        client,
+        nat,
+        remaining_seconds: timeout.unwrap_or(u32::MAX),
+        is_stream: timeout.is_none() || status & conntrack::ASSURED != 0,
+    })
+}
+
+/// Parses the protocol and the addresses of an entry's first packet. `None` if NPL does not support the protocol.
+fn original(entry: &[u8]) -> Option<ConnectionKey> {
     let original = find(entry, conntrack::ORIGINAL)?;
     let (addresses, transport) = (find(original, conntrack::ADDRESSES)?, find(original, conntrack::PROTOCOL)?);
     let address = |v4, v6| -> Option<IpAddr> {
@@ -50,16 +87,25 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
         of_v4.or_else(|| find(addresses, v6).and_then(|octets| <[u8; 16]>::try_from(octets).ok()).map(IpAddr::from))
     };
     let port = |kind| Some(u16::from_be_bytes(find(transport, kind)?.try_into().ok()?));
-    let client = address(conntrack::SOURCE_V4, conntrack::SOURCE_V6)?;
-    let node = address(conntrack::DESTINATION_V4, conntrack::DESTINATION_V6)?;
-    // The kernel reports no timeout of a connection that a flowtable forwards.
-    let timeout = word(conntrack::TIMEOUT);
-    Some(TranslatedConnection {
-        protocol: Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?,
-        client: SocketAddr::new(client, port(conntrack::SOURCE_PORT)?),
-        nat: SocketAddr::new(node, port(conntrack::DESTINATION_PORT)?),
-        remaining_seconds: timeout.unwrap_or(u32::MAX),
-        is_stream: timeout.is_none() || status & conntrack::ASSURED != 0,
+    let protocol = Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?;
+    let source = address(conntrack::SOURCE_V4, conntrack::SOURCE_V6)?;
+    let destination = address(conntrack::DESTINATION_V4, conntrack::DESTINATION_V6)?;
+    Some((
+        protocol,
+        SocketAddr::new(source, port(conntrack::SOURCE_PORT)?),
+        SocketAddr::new(destination, port(conntrack::DESTINATION_PORT)?),
+    ))
+}
+
+/// Parses the counters of an entry. `None` if the entry was created while `nf_conntrack_acct` was 0, and so has no
+/// counters.
+fn traffic(entry: &[u8]) -> Option<ConnectionTraffic> {
+    let count = |direction, kind| Some(u64::from_be_bytes(find(find(entry, direction)?, kind)?.try_into().ok()?));
+    Some(ConnectionTraffic {
+        request_packets: count(conntrack::COUNTERS_OF_ORIGINAL, conntrack::PACKETS)?,
+        request_bytes: count(conntrack::COUNTERS_OF_ORIGINAL, conntrack::BYTES)?,
+        reply_packets: count(conntrack::COUNTERS_OF_REPLY, conntrack::PACKETS)?,
+        reply_bytes: count(conntrack::COUNTERS_OF_REPLY, conntrack::BYTES)?,
     })
 }
 
@@ -77,9 +123,9 @@ mod tests {
 
     use rtnetlink::packet_core::{DefaultNla, Emitable as _};
 
-    use super::{conntrack, parse};
+    use super::{conntrack, original, parse, traffic};
     use crate::{
-        core::model::{Protocol, TranslatedConnection},
+        core::model::{ConnectionTraffic, Protocol, TranslatedConnection},
         nft_guard::wire::{bytes, nest, number},
     };
 
@@ -95,8 +141,12 @@ mod tests {
         if status & OFFLOADED == 0 {
             attributes.push(number(conntrack::TIMEOUT, 29));
         }
-        let mut value = vec![0; attributes.as_slice().buffer_len()];
-        attributes.as_slice().emit(&mut value);
+        emitted(&attributes)
+    }
+
+    fn emitted(attributes: &[DefaultNla]) -> Vec<u8> {
+        let mut value = vec![0; attributes.buffer_len()];
+        attributes.emit(&mut value);
         value
     }
 
@@ -126,6 +176,25 @@ mod tests {
         let addresses =
             [bytes(conntrack::SOURCE_V6, &client.octets()), bytes(conntrack::DESTINATION_V6, &node.octets())];
         assert_eq!(parse(&entry(status, &addresses, 6)), Some(connection(Protocol::Tcp, client, node)));
+    }
+
+    #[test]
+    fn the_counters_of_an_entry_are_those_of_its_two_directions() {
+        let counters = |kind, packets: u64, bytes_: u64| {
+            let values = [(conntrack::PACKETS, packets), (conntrack::BYTES, bytes_)];
+            nest(kind, &values.map(|(kind, value)| bytes(kind, &value.to_be_bytes())))
+        };
+        let requests = counters(conntrack::COUNTERS_OF_ORIGINAL, 3, 180);
+        let replies = counters(conntrack::COUNTERS_OF_REPLY, 2, 5_000_000_000);
+        let expected =
+            ConnectionTraffic { request_packets: 3, request_bytes: 180, reply_packets: 2, reply_bytes: 5_000_000_000 };
+        let both = [entry(OTHERS, &addresses(), 6), emitted(&[requests.clone(), replies])].concat();
+        assert_eq!(traffic(&both), Some(expected));
+        let key = (Protocol::Tcp, (CLIENT, 40000).into(), (NODE, 61000).into());
+        assert_eq!(original(&both), Some(key));
+        // An entry that was created while `nf_conntrack_acct` was 0 has no counters.
+        assert_eq!(traffic(&entry(OTHERS, &addresses(), 6)), None);
+        assert_eq!(traffic(&emitted(&[requests])), None);
     }
 
     #[test]

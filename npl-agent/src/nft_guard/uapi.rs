@@ -129,6 +129,11 @@ pub(super) mod conntrack {
     pub(in super::super) const PROTOCOL_STATE: u16 = 4;
     /// The time in seconds until kernel conntrack removes the entry.
     pub(in super::super) const TIMEOUT: u16 = 7;
+    pub(in super::super) const COUNTERS_OF_ORIGINAL: u16 = 9;
+    pub(in super::super) const COUNTERS_OF_REPLY: u16 = 10;
+    /// `CTA_COUNTERS_PACKETS` and `CTA_COUNTERS_BYTES`: 64 bits each.
+    pub(in super::super) const PACKETS: u16 = 1;
+    pub(in super::super) const BYTES: u16 = 2;
     pub(in super::super) const ADDRESSES: u16 = 1;
     pub(in super::super) const PROTOCOL: u16 = 2;
     pub(in super::super) const SOURCE_V4: u16 = 1;

@@ -89,6 +89,7 @@ fn why_and_flows_find_a_pod_by_its_name() {
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     };
     let server = world.address("web-0", Protocol::Udp);
+    world.topology.node().count_connections().unwrap();
     let socket = traffic::udp_socket(&world.topology.client().netns, server, true).unwrap();
     // Send more than one datagram, because the client's second datagram establishes a UDP flow.
     for _ in 0..3 {
@@ -103,6 +104,8 @@ fn why_and_flows_find_a_pod_by_its_name() {
         [&json!(node), &json!(pod_address), &json!("web-0")]
     );
     assert!(flow["client"].as_str().unwrap().starts_with(&client), "{flow}");
+    // Each of the three requests is a datagram of 4 bytes with headers of 28 bytes.
+    assert_eq!([&flow["requestPackets"], &flow["requestBytes"], &flow["replyPackets"]], [3, 3 * 32, 3], "{flow}");
     assert!(flows(&["--pod", "other"]).is_empty());
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     let disabled = || run(&["why", "service/shop/web"]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent flows`: lists the entries of NPL's flow tables, with the Pod's name and the addresses of client, Node and
-//! Pod.
+//! Pod, and with the packets and bytes that kernel conntrack has counted.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -11,12 +11,20 @@ use super::{duration, note, print, table};
 use crate::{
     config::args::{FlowsArgs, OutputFormat, ViewArgs},
     core::{
-        model::{Frontend, Protocol, sources::SourceRange},
+        model::{ConnectionTraffic, Frontend, Protocol, sources::SourceRange},
         view::{AgentView, NodePortView},
     },
     datapath::{Pins, Tables, kernel_clock, preflight, tables::FlowRecord},
     local,
+    nft_guard::{ConnectionKey, connection_traffic},
 };
+
+/// The file of the sysctl that makes kernel conntrack count packets and bytes. The file does not exist if the kernel
+/// has no conntrack, or has not loaded it.
+const ACCOUNTING: &str = "/proc/sys/net/netfilter/nf_conntrack_acct";
+
+/// The packets and bytes of each connection of kernel conntrack.
+type Traffic = BTreeMap<ConnectionKey, ConnectionTraffic>;
 
 /// A row of the output of `npl-agent flows`: one flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -37,6 +45,13 @@ struct FlowRow {
     /// Time since a packet last refreshed the conntrack entry. An entry is refreshed at most once per 256 jiffies (0.25
     /// to 2.6 s), so the last packet may have arrived later.
     idle_millis: u64,
+    /// The packets and bytes of the client and of the Pod, as kernel conntrack has counted them. `None` if kernel
+    /// conntrack has no counters for the flow: with `nf_conntrack_acct=0`, or if NPL redirects the flow's packets from
+    /// the first one on.
+    request_packets: Option<u64>,
+    request_bytes: Option<u64>,
+    reply_packets: Option<u64>,
+    reply_bytes: Option<u64>,
 }
 
 /// The conditions that a flow must meet to be shown. A condition that is `None` admits every flow.
@@ -85,7 +100,11 @@ pub async fn show(args: &FlowsArgs) -> anyhow::Result<()> {
         node_port: args.node_port,
         protocol: args.protocol,
     };
-    let rows = rows(&records, agent.as_ref(), &filter, now);
+    let (traffic, remark) = counted();
+    if let Some(remark) = remark {
+        note(&remark);
+    }
+    let rows = rows(&records, agent.as_ref(), &traffic, &filter, now);
     match args.node.view.output {
         // Each flow is one line of JSON, so that `grep` and `jq` can process long output line by line.
         OutputFormat::Json => {
@@ -102,18 +121,44 @@ pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Res
     preflight::check_bpffs(&view.bpffs)?;
     let agent = local::ask(runtime_dir).await.ok();
     let records = Tables::open(&Pins::new(&view.bpffs))?.flows()?;
-    Ok(serde_json::to_value(rows(&records, agent.as_ref(), &Filter::default(), kernel_clock()))?)
+    let (traffic, _remark) = counted();
+    Ok(serde_json::to_value(rows(&records, agent.as_ref(), &traffic, &Filter::default(), kernel_clock()))?)
+}
+
+/// Returns the packets and bytes that kernel conntrack has counted, and a remark if there are none.
+fn counted() -> (Traffic, Option<String>) {
+    let is_counting = fs::read_to_string(ACCOUNTING).is_ok_and(|text| text.trim() == "1");
+    if !is_counting {
+        let remark = "the flows are shown without packets and bytes: for new flows, set \
+            net.netfilter.nf_conntrack_acct=1 on this Node";
+        return (Traffic::new(), Some(remark.to_owned()));
+    }
+    match connection_traffic() {
+        Ok(traffic) => (traffic, None),
+        Err(error) => (
+            Traffic::new(),
+            Some(format!("read kernel conntrack: {error}; the flows are shown without packets and bytes")),
+        ),
+    }
 }
 
 /// Returns the flows that `filter` selects, with the names of their Pods. The most recently used flow comes first.
-fn rows(records: &[FlowRecord], agent: Option<&AgentView>, filter: &Filter<'_>, now: Duration) -> Vec<FlowRow> {
+fn rows(
+    records: &[FlowRecord],
+    agent: Option<&AgentView>,
+    traffic: &Traffic,
+    filter: &Filter<'_>,
+    now: Duration,
+) -> Vec<FlowRow> {
     let views = agent.map(|agent| agent.node_ports.as_slice()).unwrap_or_default();
     let views: BTreeMap<Frontend, &NodePortView> = views.iter().map(|view| (view.frontend, view)).collect();
     let mut rows: Vec<FlowRow> = records
         .iter()
         .map(|record| (record, views.get(&record.frontend()).copied()))
         .filter(|(record, view)| filter.admits(record, *view))
-        .map(|(record, view)| FlowRow {
+        // Kernel conntrack sees a request after the translation, so its entry is for a connection to the Pod.
+        .map(|(record, view)| (record, view, traffic.get(&(record.protocol, record.client, record.pod))))
+        .map(|(record, view, traffic)| FlowRow {
             protocol: record.protocol.as_str(),
             client: record.client.to_string(),
             node: record.nat.to_string(),
@@ -122,21 +167,41 @@ fn rows(records: &[FlowRecord], agent: Option<&AgentView>, filter: &Filter<'_>, 
             pod: view.and_then(|view| view.pod.clone()),
             state: record.state(),
             idle_millis: u64::try_from(now.saturating_sub(record.last_seen).as_millis()).unwrap_or(u64::MAX),
+            request_packets: traffic.map(|it| it.request_packets),
+            request_bytes: traffic.map(|it| it.request_bytes),
+            reply_packets: traffic.map(|it| it.reply_packets),
+            reply_bytes: traffic.map(|it| it.reply_bytes),
         })
         .collect();
     rows.sort_by(|one, other| (one.idle_millis, &one.client).cmp(&(other.idle_millis, &other.client)));
     rows
 }
 
+const COLUMNS: [&str; 11] = [
+    "PROTOCOL",
+    "CLIENT",
+    "NODE",
+    "POD ADDRESS",
+    "POD",
+    "STATE",
+    "IDLE",
+    "REQUESTS",
+    "REQUEST BYTES",
+    "REPLIES",
+    "REPLY BYTES",
+];
+
 fn as_table(rows: &[FlowRow]) -> String {
     let cells = rows.iter().map(|row| {
         let pod = row.namespace.as_ref().zip(row.pod.as_ref());
         let pod = pod.map_or_else(|| "-".to_owned(), |(namespace, pod)| format!("{namespace}/{pod}"));
         let ends = [&row.client, &row.node, &row.pod_address].map(Clone::clone);
-        [vec![row.protocol.to_owned()], ends.to_vec(), vec![pod, row.state.to_owned(), duration(row.idle_millis)]]
-            .concat()
+        let state = [pod, row.state.to_owned(), duration(row.idle_millis)];
+        let counts = [row.request_packets, row.request_bytes, row.reply_packets, row.reply_bytes];
+        let counts = counts.map(|count| count.map_or_else(|| "-".to_owned(), |count| count.to_string()));
+        [vec![row.protocol.to_owned()], ends.to_vec(), state.to_vec(), counts.to_vec()].concat()
     });
-    table(&["PROTOCOL", "CLIENT", "NODE", "POD ADDRESS", "POD", "STATE", "IDLE"], cells)
+    table(&COLUMNS, cells)
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use npl_common::flow::tcp_flag::{ACK, FIN, RST, SYN};
 
-use super::{Filter, rows};
+use super::{Filter, Traffic, rows};
 use crate::{
     core::{
-        model::{Family, Frontend, NodePort, Protocol},
+        model::{ConnectionTraffic, Family, Frontend, NodePort, Protocol},
         view::{AgentView, NodePortView, PortState},
     },
     datapath::tables::FlowRecord,
@@ -46,12 +46,27 @@ fn agent() -> AgentView {
 fn a_flow_shows_the_addresses_of_client_node_and_pod_and_the_name_of_the_pod() {
     let flows =
         [flow("198.51.100.2:4000", 61_000, 90, (SYN | ACK, ACK)), flow("198.51.100.3:5000", 61_001, 99, (0, 0))];
-    let rows = rows(&flows, Some(&agent()), &Filter::default(), NOW);
+    let rows = rows(&flows, Some(&agent()), &Traffic::new(), &Filter::default(), NOW);
     let [newest, named] = rows.as_slice() else { panic!("{rows:?}") };
     assert_eq!((newest.client.as_str(), newest.pod.as_deref(), newest.idle_millis), ("198.51.100.3:5000", None, 1_000));
     let ends = [&named.client, &named.node, &named.pod_address].map(String::as_str);
     assert_eq!(ends, ["198.51.100.2:4000", "192.0.2.10:61000", "10.0.0.5:8080"]);
     assert_eq!((named.namespace.as_deref(), named.pod.as_deref()), (Some("shop"), Some("web-0")));
+}
+
+#[test]
+fn packets_and_bytes_are_those_of_the_connection_from_the_client_to_the_pod() {
+    let flows = [flow("198.51.100.2:4000", 61_000, 90, (ACK, ACK)), flow("198.51.100.3:5000", 61_001, 80, (ACK, ACK))];
+    let counted =
+        ConnectionTraffic { request_packets: 3, request_bytes: 180, reply_packets: 2, reply_bytes: 5_000_000_000 };
+    let [client, node, pod] = ["198.51.100.2:4000", "192.0.2.10:61000", "10.0.0.5:8080"].map(|it| it.parse().unwrap());
+    // The second entry is for another connection of the same client: to the Node's own port, without NPL.
+    let other = ConnectionTraffic { request_packets: 7, ..counted };
+    let traffic = Traffic::from([((Protocol::Tcp, client, pod), counted), ((Protocol::Tcp, client, node), other)]);
+    let rows = rows(&flows, Some(&agent()), &traffic, &Filter::default(), NOW);
+    let counts = |row: &super::FlowRow| [row.request_packets, row.request_bytes, row.reply_packets, row.reply_bytes];
+    assert_eq!(counts(&rows[0]), [Some(3), Some(180), Some(2), Some(5_000_000_000)]);
+    assert_eq!(counts(&rows[1]), [None; 4]);
 }
 
 #[test]
@@ -73,7 +88,7 @@ fn the_state_follows_from_the_tcp_flags_of_client_and_pod() {
 fn each_filter_selects_flows() {
     let flows = [flow("198.51.100.2:4000", 61_000, 90, (ACK, ACK)), flow("203.0.113.9:5000", 61_001, 99, (ACK, ACK))];
     let shown = |filter: &Filter<'_>| -> Vec<String> {
-        rows(&flows, Some(&agent()), filter, NOW).into_iter().map(|row| row.client).collect()
+        rows(&flows, Some(&agent()), &Traffic::new(), filter, NOW).into_iter().map(|row| row.client).collect()
     };
     let first = ["198.51.100.2:4000"];
     assert_eq!(shown(&Filter { namespace: Some("shop"), ..Filter::default() }), first);

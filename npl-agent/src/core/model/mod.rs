@@ -422,6 +422,19 @@ pub struct TranslatedConnection {
     pub is_stream: bool,
 }
 
+/// The numbers of packets and bytes of a connection that kernel conntrack has counted. Bytes include IP headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionTraffic {
+    /// Packets of the client.
+    pub request_packets: u64,
+    /// Bytes of the client.
+    pub request_bytes: u64,
+    /// Packets of the Pod.
+    pub reply_packets: u64,
+    /// Bytes of the Pod.
+    pub reply_bytes: u64,
+}
+
 /// The value of a mapping: the Pod port that receives the traffic of the mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
