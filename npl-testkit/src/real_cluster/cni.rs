@@ -91,6 +91,12 @@ impl Cni {
         matches!(self, Self::Bridge)
     }
 
+    /// Whether the API server can connect to Pods, for example as a proxy for `kubectl get --raw`. The test kit's API
+    /// server runs on a machine without the CNI, and only the test kit's own routes lead from this machine to Pods.
+    pub const fn api_server_reaches_pods(self) -> bool {
+        self.needs_routes()
+    }
+
     /// Whether packets of Pods to other Nodes are masqueraded to the Node's address.
     pub const fn masquerades(self) -> bool {
         !matches!(self, Self::Bridge | Self::KubeRouter | Self::CiliumNative)

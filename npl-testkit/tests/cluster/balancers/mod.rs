@@ -34,7 +34,9 @@ const API_SERVER_OUTAGE: Duration = Duration::from_mins(1);
 
 pub(crate) fn real_load_balancers_lose_no_request(world: &mut World) {
     let mut scene = Scene::start(world);
-    show_members(world);
+    if world.cluster.cni().api_server_reaches_pods() {
+        show_members(world);
+    }
     scene.during(world, "rolling update, also of another Service's Pods", |world| {
         world.kubectl(&["rollout", "restart", "deployment/web", "--namespace", world::NAMESPACE]);
         renew(world, "deployment/web");
