@@ -34,7 +34,7 @@ use crate::{
     net::{
         family::Headers,
         headers::{Ports, TcpHeader, UdpHeader},
-        route::RouteLookup,
+        route::{ClassAndLength, RouteLookup},
     },
     state::maps::Family,
 };
@@ -101,8 +101,7 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
         return stack;
     }
-    let length = segment_length::<F>(ctx, headers).or_else(|| F::packet_length::<L2>(ctx, ttl_fields));
-    if length.is_none_or(|length| length > next_hop.mtu) {
+    if class_and_length::<F, L2, false>(ctx, headers, ttl_fields).is_none_or(|packet| packet.length > next_hop.mtu) {
         return stack;
     }
     let receiver = if next_hop.kind == kind::PEER { Receiver::Peer } else { Receiver::Neighbor };
@@ -132,9 +131,9 @@ pub fn to_client<F: Family, const L2: usize>(
         return stack;
     }
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
-    let Some(class) = F::route_class::<L2>(ctx) else { return stack };
-    let length = segment_length::<F>(ctx, headers).or_else(|| F::packet_length::<L2>(ctx, ttl_fields));
-    let Some(length) = length else { return stack };
+    let Some(ClassAndLength { class, length }) = class_and_length::<F, L2, true>(ctx, headers, ttl_fields) else {
+        return stack;
+    };
     // If the pointer to an element could be null here, the verifier would reject the program without `CAP_PERFMON`: it
     // also checks the path on which the processor mispredicts whether the pointer is null.
     let cached = match flow_hash {
@@ -182,10 +181,8 @@ struct CachedRoute {
 }
 
 impl CachedRoute {
-    /// Returns the element of a flow. `class` is the class of the packet ([`Routing::route_class`]), and `port` is the
-    /// node port, in network byte order. `None` only if the map has no element, which cannot happen.
-    ///
-    /// [`Routing::route_class`]: crate::net::route::Routing::route_class
+    /// Returns the element of a flow. `class` is the class of the packet ([`ClassAndLength`]), and `port` is the node
+    /// port, in network byte order. `None` only if the map has no element, which cannot happen.
     #[inline(always)]
     fn of<F: Family>(flow_hash: u64, node: F::Addr, port: u16, class: u32) -> Option<Self> {
         // A route may depend on addresses, ports, protocol and class. The flow's hash covers the client's address and
@@ -289,6 +286,18 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
 #[inline(always)]
 fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
+}
+
+/// Returns class and length of a packet or, for a GSO packet, of each packet into which the kernel will segment the GSO
+/// packet. If `WITH_CLASS` is false, the class is unspecified.
+#[inline(always)]
+fn class_and_length<F: Family, const L2: usize, const WITH_CLASS: bool>(
+    ctx: &TcContext,
+    headers: &Headers<F>,
+    ttl_fields: F::TtlFields,
+) -> Option<ClassAndLength> {
+    let whole = F::class_and_length::<L2, WITH_CLASS>(ctx, ttl_fields)?;
+    Some(ClassAndLength { length: segment_length::<F>(ctx, headers).unwrap_or(whole.length), ..whole })
 }
 
 /// Returns the length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet

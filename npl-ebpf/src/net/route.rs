@@ -30,13 +30,26 @@ pub const EMPTY: RouteLookup = FibLookup {
     dmac: [0; 6],
 };
 
+/// The properties of a packet, apart from addresses and ports, that decide whether and how a packet is redirected.
+#[derive(Clone, Copy)]
+pub struct ClassAndLength {
+    /// The fields of the IP header that a route may depend on: the type of service in IPv4, traffic class and flow label
+    /// in IPv6. The value is as the kernel's helper expects it.
+    pub class: u32,
+    /// The length in bytes of the packet, including its IP header.
+    pub length: u16,
+}
+
 /// Route look-ups of one IP family.
 pub trait Routing: HeaderLayout {
-    /// Returns the fields of the IP header at offset `L2` that a route may depend on, apart from addresses: the type of
-    /// service in IPv4, traffic class and flow label in IPv6. The value is as the kernel's helper expects it.
-    fn route_class<const L2: usize>(ctx: &TcContext) -> Option<u32>;
+    /// Returns class and length of a packet whose IP header starts at offset `L2`. If `WITH_CLASS` is false, the class is
+    /// unspecified: in IPv6, only the class has to be read from the packet.
+    fn class_and_length<const L2: usize, const WITH_CLASS: bool>(
+        ctx: &TcContext,
+        ttl_fields: Self::TtlFields,
+    ) -> Option<ClassAndLength>;
     /// Returns the parameters of a route look-up for a packet from `source` to `destination`, with a class from
-    /// [`Self::route_class`].
+    /// [`Self::class_and_length`].
     fn route_lookup(class: u32, source: Self::Addr, destination: Self::Addr) -> RouteLookup;
     /// Returns the next hop's address in the result of a route look-up; `None` if the next hop has an address of the
     /// other IP family.

@@ -12,7 +12,7 @@ use npl_common::{csum, hash};
 use super::{
     family::{Addressing, Fragment, HeaderChain, HeaderLayout, Headers},
     headers::{has_ports, is_fast_path_protocol},
-    route::{self, RouteLookup, Routing},
+    route::{self, ClassAndLength, RouteLookup, Routing},
 };
 use crate::base::{
     context::{self, Access, ETHERNET},
@@ -223,8 +223,12 @@ impl HeaderLayout for V4 {
 
 impl Routing for V4 {
     #[inline(always)]
-    fn route_class<const L2: usize>(ctx: &TcContext) -> Option<u32> {
-        ctx.read::<Header, L2>().map(|ip| u32::from_ne_bytes([ip.tos, 0, 0, 0]))
+    fn class_and_length<const L2: usize, const WITH_CLASS: bool>(
+        ctx: &TcContext,
+        _ttl_fields: TtlFields,
+    ) -> Option<ClassAndLength> {
+        let ip = ctx.read::<Header, L2>()?;
+        Some(ClassAndLength { class: u32::from_ne_bytes([ip.tos, 0, 0, 0]), length: u16::from_be(ip.total_length) })
     }
 
     #[inline(always)]

@@ -13,7 +13,7 @@ use super::{
     extension::{is_extension, skip_extensions},
     family::{Addressing, Fragment, HeaderChain, HeaderLayout, Headers},
     headers::{has_ports, is_fast_path_protocol},
-    route::{self, RouteLookup, Routing},
+    route::{self, ClassAndLength, RouteLookup, Routing},
 };
 use crate::base::{
     context::{self, Access, ETHERNET},
@@ -206,8 +206,12 @@ impl HeaderLayout for V6 {
 
 impl Routing for V6 {
     #[inline(always)]
-    fn route_class<const L2: usize>(ctx: &TcContext) -> Option<u32> {
-        ctx.read::<Header, L2>().map(|ip| ip.version_class_and_label & CLASS_AND_LABEL)
+    fn class_and_length<const L2: usize, const WITH_CLASS: bool>(
+        ctx: &TcContext,
+        ttl_fields: TtlFields,
+    ) -> Option<ClassAndLength> {
+        let class = if WITH_CLASS { ctx.read::<Header, L2>()?.version_class_and_label & CLASS_AND_LABEL } else { 0 };
+        Some(ClassAndLength { class, length: packet_length(ttl_fields) })
     }
 
     #[inline(always)]
