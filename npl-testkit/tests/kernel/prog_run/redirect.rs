@@ -6,16 +6,18 @@ use std::net::IpAddr;
 
 use aya::maps::{HashMap, MapData};
 use npl_agent::core::model::Family;
-use npl_common::names::{MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, PROG_INGRESS_REDIRECT, PROG_PODS_REDIRECT};
-use npl_common::next_hop::{PodAddressV4, PodAddressV6, PodNextHop, kind};
+use npl_common::names::{MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_UPLINK, PROG_INGRESS_REDIRECT, PROG_PODS_REDIRECT};
+use npl_common::next_hop::{PodAddressV4, PodAddressV6, PodNextHop, UPLINK, kind};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ip, Packet};
+use npl_testkit::run::Run;
+use npl_testkit::topology::{Options, Topology};
 
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
-use super::scene::{client, family, length, node, pod, pod_ip, random_packets, tcp, to, udp, with_mappings};
+use super::scene::{client, family, from, length, node, pod, pod_ip, random_packets, tcp, to, udp, with_mappings};
 use crate::counters::{first_request, request};
-use crate::lab::{Lab, NEXT, open};
+use crate::lab::{Lab, NEXT, TEST_DEVICE, open};
 
 /// The verdict `TC_ACT_REDIRECT`, which equals `TCX_REDIRECT`.
 pub(super) const REDIRECT: i32 = 7;
@@ -127,11 +129,28 @@ fn fragments_and_icmp_errors_are_redirected_to_the_pods_device() {
     });
 }
 
+/// Runs `test` in the namespace of a Node that has a route to the client through an uplink, for each family. Without
+/// such a route, the programs would pass every reply to the stack, whichever device the reply arrives on.
+pub(super) fn with_route_to_client(test: impl Fn(&mut Lab) + Send + Sync) {
+    let run = Run::start().unwrap();
+    let topology = Topology::new(&run, "", Options::default()).unwrap();
+    let uplink = topology.client().uplink.ifindex().unwrap();
+    let with_uplink = |lab: &mut Lab| {
+        let mut uplinks: HashMap<MapData, u32, u32> = open(MAP_UPLINK);
+        uplinks.insert(uplink, UPLINK, 0).unwrap();
+        test(lab);
+    };
+    topology.node().run(|| with_mappings(with_uplink)).unwrap();
+}
+
+/// The next hop of a Pod whose packets arrive on the device of test runs.
+pub(super) const TESTED_NEXT_HOP: PodNextHop = PodNextHop { ifindex: TEST_DEVICE, ..NEXT_HOP };
+
 /// Packets that arrive from another device than the Pod's next hop do not count as replies of the Pod, and are passed
 /// unchanged.
 #[test]
 fn only_replies_from_the_pods_device_are_translated() {
-    with_mappings(|lab: &mut Lab| {
+    with_route_to_client(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         let reply = tcp(pod(), client(), SYN | ACK, b"");
         let untouched = |lab: &mut Lab| {
@@ -141,5 +160,9 @@ fn only_replies_from_the_pods_device_are_translated() {
         untouched(lab);
         set_next_hop(pod_ip(), NEXT_HOP);
         untouched(lab);
+        set_next_hop(pod_ip(), TESTED_NEXT_HOP);
+        let outcome = lab.run(PROG_PODS_REDIRECT, &reply.build());
+        let expected = after_one_hop(&from(&reply, node())).build();
+        assert_eq!((outcome.action, outcome.bytes), (REDIRECT, expected), "the Pod's own device");
     });
 }

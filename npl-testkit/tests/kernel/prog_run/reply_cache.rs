@@ -15,7 +15,6 @@ use npl_common::mapping::{Endpoint, EndpointV4, EndpointV6};
 use npl_common::names::{
     MAP_ENDPOINT_V4, MAP_ENDPOINT_V6, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, PROG_EGRESS, PROG_PODS_REDIRECT,
 };
-use npl_common::next_hop::PodNextHop;
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::Packet;
@@ -23,13 +22,13 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN};
 use npl_testkit::{poll, test_run};
 
 use super::lookup_cache::{ALL_BITS, SetOnDrop};
-use super::redirect::{NEXT_HOP, set_next_hop};
+use super::redirect::{NEXT_HOP, REDIRECT, TESTED_NEXT_HOP, after_one_hop, set_next_hop, with_route_to_client};
 use super::scene::{
     GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, bare, client, establish, family, flow, from,
     is_reply_translated, node, pod, pod_ip, second_node_ip, tcp, third_node_ip, with_mappings,
 };
 use crate::counters::{reason, reply};
-use crate::lab::{hash, open};
+use crate::lab::{NEXT, hash, open};
 use crate::world::is_emulated;
 
 /// The number of attempts that must use a cache entry. Not every attempt succeeds: a cache entry is valid only within
@@ -246,11 +245,15 @@ fn reply_is_not_cached_in_another_flows_slot() {
 /// arrived from the Pod's device.
 #[test]
 fn packet_from_another_device_is_not_redirected_by_the_reply_cache() {
-    with_mappings(|lab| {
+    with_route_to_client(|lab| {
         establish(lab);
         is_reply_translated(lab, ACK);
-        set_next_hop(pod_ip(), PodNextHop { ifindex: NEXT_HOP.ifindex + 1, ..NEXT_HOP });
+        set_next_hop(pod_ip(), NEXT_HOP);
         let outcome = lab.run(PROG_PODS_REDIRECT, &answer().build());
-        assert_eq!((outcome.bytes, outcome.changes), (answer().build(), vec![]));
+        assert_eq!((outcome.action, outcome.bytes, outcome.changes), (NEXT, answer().build(), vec![]));
+        set_next_hop(pod_ip(), TESTED_NEXT_HOP);
+        let outcome = lab.run(PROG_PODS_REDIRECT, &answer().build());
+        let expected = after_one_hop(&from(&answer(), node())).build();
+        assert_eq!((outcome.action, outcome.bytes), (REDIRECT, expected), "the Pod's own device");
     });
 }
