@@ -19,8 +19,9 @@ map_type! {
         /// Last port of the node port range, host order, inclusive.
         pub port_max: u16,
         /// Bit 0 ([`FLAG_PRE_TC_DEVICES`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): of the local
-        /// clients, only those in the host's network namespace may use node ports. Bits 8 to 15: index of the Node's
-        /// primary IPv6 address in the map `npl_idx2addr_v6`. Other bits are 0.
+        /// clients, only those in the host's network namespace may use node ports. Bit 2 ([`FLAG_FINAL_SOURCES`]): no
+        /// program after NPL's egress program masquerades. Bits 8 to 15: index of the Node's primary IPv6 address in the
+        /// map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
@@ -44,6 +45,11 @@ pub const FLAG_PRE_TC_DEVICES: u32 = 1;
 /// Flag: of the local clients, only those in the host's network namespace ([`Config::netns_cookie`]) may use node
 /// ports.
 pub const FLAG_HOST_CLIENTS: u32 = 2;
+
+/// Flag: no program that runs after NPL's egress program masquerades packets. A packet without a node address as source
+/// is then no packet of a host connection. Without this flag, a Pod could use its own packets to forge records of host
+/// connections for the clients of other Pods.
+pub const FLAG_FINAL_SOURCES: u32 = 4;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
 const PRIMARY_V6_SHIFT: u32 = 8;
@@ -83,6 +89,12 @@ impl Config {
         self.with_flag(FLAG_HOST_CLIENTS, is_restricted)
     }
 
+    /// Returns a copy of the configuration with [`FLAG_FINAL_SOURCES`] set or cleared.
+    #[must_use]
+    pub const fn with_final_sources(self, are_final: bool) -> Self {
+        self.with_flag(FLAG_FINAL_SOURCES, are_final)
+    }
+
     const fn with_flag(self, flag: u32, is_set: bool) -> Self {
         let others = self.flags & !flag;
         Self { flags: if is_set { others | flag } else { others }, ..self }
@@ -113,7 +125,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, FLAG_HOST_CLIENTS, FLAG_PRE_TC_DEVICES};
+    use super::{Config, FLAG_FINAL_SOURCES, FLAG_HOST_CLIENTS, FLAG_PRE_TC_DEVICES};
 
     #[test]
     fn no_flag_changes_another_one_or_the_index_of_the_primary_ipv6_address() {
@@ -137,5 +149,8 @@ mod tests {
         assert_eq!(restricted.flags ^ both.flags, FLAG_HOST_CLIENTS);
         assert_eq!(restricted.with_pre_tc_devices(false).flags & FLAG_HOST_CLIENTS, FLAG_HOST_CLIENTS);
         assert_eq!(restricted.with_host_clients_only(false), both);
+        let are_final = restricted.with_final_sources(true);
+        assert_eq!(are_final.flags ^ restricted.flags, FLAG_FINAL_SOURCES);
+        assert_eq!(are_final.with_final_sources(false), restricted);
     }
 }

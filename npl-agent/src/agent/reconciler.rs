@@ -492,7 +492,7 @@ impl Reconciler {
         self.metrics.set_redirect_refused(report.decisions.redirect_refused_by.is_some());
         self.metrics.set_programs_ahead(report.decisions.programs_ahead.values().map(BTreeSet::len).sum());
         self.change_log.log_devices(report);
-        self.executor.guard.mark(self.uplinks.markings());
+        self.executor.guard.follow_network(self.uplinks.markings(), self.uplinks.forged_sources());
         if let Some(at) = self.uplinks.next_deadline() {
             self.look_at_network_by(self.instant(at));
         }

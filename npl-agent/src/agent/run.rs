@@ -142,7 +142,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;
         let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
-        let executor = Executor::new(datapath, patcher, Guard::start(guard, resync), port_range);
+        let executor = Executor::new(datapath, patcher, Guard::start(guard, port_range, resync), port_range);
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let listeners = Listeners { metrics, health: health.clone(), change_log, introspection, service_meter };
         let uplinks = Uplinks::new(devices, (forwarding, network_policy), attach, guard);

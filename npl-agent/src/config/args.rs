@@ -296,9 +296,9 @@ pub struct RunArgs {
     )]
     pub local_clients: ClientScope,
 
-    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the connection
-    /// mark that the CNI's policy routing needs for replies. "auto" maintains the table if the Node has source NAT
-    /// rules or such policy routing.
+    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, sets the connection mark
+    /// that the CNI's policy routing needs for replies, and drops forwarded IPv6 packets that forge a node port as their
+    /// source. "auto" maintains the table if the Node has source NAT rules, such policy routing, or IPv6 mappings.
     #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto", value_parser = value::guard)]
     pub nft_guard: GuardMode,
 

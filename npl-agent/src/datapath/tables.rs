@@ -179,6 +179,16 @@ impl Tables {
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
+    /// Writes whether no program after NPL's egress program masquerades: see
+    /// [`FLAG_FINAL_SOURCES`](npl_common::config::FLAG_FINAL_SOURCES).
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub fn set_final_sources(&mut self, are_final: bool) -> Result<(), DatapathError> {
+        self.change_config(|config| config.with_final_sources(are_final))
+    }
+
     /// Starts a new epoch, which invalidates all lookups that the programs have cached. The agent calls this function
     /// after each change of mappings, endpoints and next hops, and after each removal of node addresses.
     ///

@@ -13,6 +13,7 @@ use crate::{
     core::{
         devices::{
             Coverage, Device, DeviceSelection, Direction, UplinkReason,
+            forged_sources::{ForgedSources, may_masquerade_at_egress},
             node_network::{PodRoutes, PodsOnNodeNetwork},
             plan::AttachedHooks,
             planner::{ConntrackSettings, DeviceDecisions, DevicePlanner, DevicePolicy, NodeNetwork, XdpDecision},
@@ -36,6 +37,7 @@ pub struct Uplinks {
     pods: BTreeSet<IpAddr>,
     pod_routes: PodRoutes,
     markings: BTreeSet<Marking>,
+    forged_sources: ForgedSources,
 }
 
 /// The decisions about devices, and the result of applying the decisions.
@@ -96,12 +98,18 @@ impl Uplinks {
             pods: BTreeSet::new(),
             pod_routes: PodRoutes::default(),
             markings: BTreeSet::new(),
+            forged_sources: ForgedSources::default(),
         }
     }
 
     /// The connections to mark, so that replies leave through the interface on which their requests arrived.
     pub const fn markings(&self) -> &BTreeSet<Marking> {
         &self.markings
+    }
+
+    /// By what the nftables guard recognizes forwarded packets with a forged node port as source.
+    pub const fn forged_sources(&self) -> &ForgedSources {
+        &self.forged_sources
     }
 
     /// Whether next hops are out of date, because the Pods with mappings are not the Pods to which the last survey
@@ -197,6 +205,8 @@ impl Uplinks {
         let decisions = self.planner.decide(&network, now);
         let left_out_addresses = datapath.tables.set_local_addresses(&decisions.local_addresses)?;
         self.markings.clone_from(&decisions.markings);
+        self.forged_sources = ForgedSources::of(&devices, &decisions.local_addresses);
+        datapath.tables.set_final_sources(!may_masquerade_at_egress(&devices, &attachments))?;
         let applied = apply(datapath, &devices, &attached, &decisions.plan);
         let mut report = self.report(&devices, decisions, applied, (conntrack, left_out_addresses));
         let reason = |device: &Device| Some(report.xdp.get(&device.name)?.unwrap_or_else(|reason| reason));

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, io, ops::ControlFlow};
 
 use super::{
-    table::{if_known, if_there},
+    table::{TABLE, if_known, if_there},
     uapi::{self, attribute, expression as of, message, value},
     wire::{Connection, Message, attributes, find, text},
 };
@@ -68,7 +68,9 @@ fn number(object: &[u8], kind: u16) -> Option<u32> {
 fn base_chain(family: &'static str, chain: &[u8]) -> Option<BaseChain> {
     let hook = number(find(chain, attribute::CHAIN_HOOK)?, attribute::HOOK_NUMBER)?;
     let is_filter = name(chain, attribute::CHAIN_TYPE)? == "filter";
-    (hook == uapi::FORWARD && is_filter).then_some(())?;
+    // NPL's own chain drops only packets with forged sources.
+    let is_own = family == "inet" && name(chain, attribute::TABLE)? == TABLE;
+    (hook == uapi::FORWARD && is_filter && !is_own).then_some(())?;
     Some(BaseChain {
         table: Table { family, name: name(chain, attribute::TABLE)? },
         name: name(chain, attribute::CHAIN_NAME)?,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Maintains the nftables table `inet npl`, which exempts replies of mapped Pod endpoints from masquerading and marks
-//! connections for reply routing.
+//! Maintains the nftables table `inet npl`, which exempts replies of mapped Pod endpoints from masquerading, marks
+//! connections for reply routing, and drops forwarded packets that forge a node port as their source.
 //!
 //! NPL translates a request before kernel conntrack tracks the request, so the kernel's conntrack entry is for a
 //! connection from the client to the Pod. After this entry has timed out, the Pod's next packet creates an entry for a
@@ -13,6 +13,10 @@
 //! Node's uplink. A CNI does not mark a request that NPL has translated, because the destination of the request is then
 //! a Pod address. The chain `requests` sets the CNI's mark for translated requests. See design note 21 in
 //! `docs/design/`.
+//!
+//! The egress program takes a packet from a node port for a packet of a host connection, and then passes the answers of
+//! the remote host to the host. The chain `forwarded` drops packets by which a Pod or host could forge a host connection.
+//! See design note 19 in `docs/design/`.
 
 mod forward;
 mod legacy;
@@ -34,13 +38,13 @@ use std::{
 use tracing::{info, warn};
 
 use self::{
-    table::{Content, PodEndpoint},
+    table::{Content, Dropped, PodEndpoint},
     wire::Connection,
 };
 use crate::core::{
-    devices::reply_routing::Marking,
+    devices::{forged_sources::ForgedSources, reply_routing::Marking},
     doctor::{Masquerading, forward_chains::ForwardChains},
-    model::{Backend, Family, Frontend, last::Last},
+    model::{Backend, Family, Frontend, last::Last, settings::PortRange},
     networks::RuleNames,
     op::Op,
     pages,
@@ -54,7 +58,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Whether the agent maintains NPL's nftables table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
-    /// The table is maintained if the Node has source NAT rules, or if reply routing needs connection marks.
+    /// The table is maintained if the Node has source NAT rules, if reply routing needs connection marks, or if there are
+    /// IPv6 mappings.
     #[default]
     Auto,
     /// The table is always maintained.
@@ -68,7 +73,9 @@ impl GuardMode {
     const fn why_no_table(self) -> &'static str {
         match self {
             Self::Off => "--nft-guard is off",
-            Self::Auto | Self::On => "the Node has no source NAT rules, and reply routing needs no marks",
+            Self::Auto | Self::On => {
+                "the Node has no source NAT rules, reply routing needs no marks, and there are no IPv6 mappings"
+            }
         }
     }
 }
@@ -88,25 +95,27 @@ enum Update {
     All(BTreeMap<Frontend, PodEndpoint>),
     /// One mapping: with its endpoint if the mapping was written, and with `None` if it was removed.
     One(Frontend, Option<PodEndpoint>),
-    /// All connection marks that the table must set.
-    Markings(BTreeSet<Marking>),
+    /// All connection marks that the table must set, and the forged sources of packets that the table must drop.
+    Network(BTreeSet<Marking>, ForgedSources),
 }
 
 impl Guard {
     /// Starts the thread. After a change of mappings, the thread updates the elements of the table's sets. After a
-    /// change of connection marks, and once per `resync`, the thread compares the whole table with the wanted content
-    /// and corrects the table.
-    pub fn start(mode: GuardMode, resync: Duration) -> Self {
+    /// change of connection marks or of forged sources, and once per `resync`, the thread compares the whole table with
+    /// the wanted content and corrects the table. `range` is the node port range.
+    pub fn start(mode: GuardMode, range: PortRange, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {
             mode,
+            range,
             mapped: BTreeMap::new(),
-            markings: None,
+            network: None,
             installed: None,
             was_needed: false,
             is_failing: Last::default(),
             keeps_sources: Last::default(),
             marked: Last::default(),
+            drops_forged: Last::default(),
         };
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
@@ -137,10 +146,10 @@ impl Guard {
         }
     }
 
-    /// Passes the wanted connection marks to the thread that maintains the table. Until the first call, the thread
-    /// keeps the table's present marking rules.
-    pub fn mark(&self, markings: &BTreeSet<Marking>) {
-        self.send(Update::Markings(markings.clone()));
+    /// Passes the wanted connection marks and the forged sources to the thread that maintains the table. Until the first
+    /// call, the thread keeps the table's present rules for both.
+    pub fn follow_network(&self, markings: &BTreeSet<Marking>, forged: &ForgedSources) {
+        self.send(Update::Network(markings.clone(), forged.clone()));
     }
 
     fn send(&self, update: Update) {
@@ -188,6 +197,8 @@ pub struct TableState {
     pub guarded: Option<usize>,
     /// The connection marks that the table sets.
     pub markings: BTreeSet<Marking>,
+    /// Whether the table drops forwarded IPv6 packets with a node address and a node port as source.
+    pub drops_forged: bool,
 }
 
 /// Reads the table from the kernel.
@@ -197,10 +208,11 @@ pub struct TableState {
 /// If the kernel returns an error.
 pub fn read_state() -> io::Result<TableState> {
     let read = Connection::open().and_then(|connection| table::read(&connection));
-    let Some(Content { endpoints, keeps_sources, markings }) = table::if_known(read)?.flatten() else {
+    let Some(Content { endpoints, keeps_sources, markings, dropped }) = table::if_known(read)?.flatten() else {
         return Ok(TableState::default());
     };
-    Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
+    let guarded = keeps_sources.then_some(endpoints.len());
+    Ok(TableState { guarded, markings, drops_forged: dropped.is_some() })
 }
 
 /// Returns whether other software on the Node may masquerade, because it has source NAT chains or a legacy `nat` table,
@@ -244,9 +256,11 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
 /// The state of the thread that maintains the table.
 struct Worker {
     mode: GuardMode,
+    /// The node port range.
+    range: PortRange,
     mapped: BTreeMap<Frontend, PodEndpoint>,
-    /// The wanted connection marks; `None` until the first survey of the network.
-    markings: Option<BTreeSet<Marking>>,
+    /// The wanted connection marks, and the forged sources of the Node; `None` until the first survey of the network.
+    network: Option<(BTreeSet<Marking>, ForgedSources)>,
     /// The content that the table had after its last successful check or update; `None` if the table does not exist, or
     /// if the last check or update failed.
     installed: Option<Content>,
@@ -260,6 +274,8 @@ struct Worker {
     keeps_sources: Last<bool>,
     /// The connection marks that the table sets. The agent logs only a change of these marks.
     marked: Last<BTreeSet<Marking>>,
+    /// Whether the table drops packets with forged sources. The agent logs only a change of this value.
+    drops_forged: Last<bool>,
 }
 
 impl Worker {
@@ -272,9 +288,10 @@ impl Worker {
         loop {
             let result = match updates.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(first) => {
-                    let former = self.markings.clone();
+                    let former = (self.network.clone(), self.has_v6());
                     std::iter::once(first).chain(updates.try_iter()).for_each(|update| self.apply_update(update));
-                    if self.markings == former { self.update_endpoints() } else { self.verify() }
+                    let is_same = (self.network.as_ref(), self.has_v6()) == (former.0.as_ref(), former.1);
+                    if is_same { self.update_endpoints() } else { self.verify() }
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     due = Instant::now() + resync;
@@ -308,8 +325,25 @@ impl Worker {
             Update::All(mapped) => self.mapped = mapped,
             Update::One(frontend, Some(endpoint)) => drop(self.mapped.insert(frontend, endpoint)),
             Update::One(frontend, None) => drop(self.mapped.remove(&frontend)),
-            Update::Markings(markings) => self.markings = Some(markings),
+            Update::Network(markings, forged) => self.network = Some((markings, forged)),
         }
+    }
+
+    /// Whether a mapping is for IPv6.
+    fn has_v6(&self) -> bool {
+        self.mapped.keys().any(|frontend| frontend.family == Family::V6)
+    }
+
+    /// The wanted connection marks and dropped packets. `found` is the present content of the table.
+    fn wanted_rules(&self, found: Option<&Content>) -> (BTreeSet<Marking>, Option<Dropped>) {
+        if self.mode == GuardMode::Off {
+            return Default::default();
+        }
+        let Some((markings, forged)) = &self.network else {
+            return found.map(|it| (it.markings.clone(), it.dropped.clone())).unwrap_or_default();
+        };
+        let is_wanted = self.has_v6() && !forged.addresses.is_empty();
+        (markings.clone(), is_wanted.then(|| Dropped { range: self.range, sources: forged.clone() }))
     }
 
     fn endpoints(&self) -> BTreeSet<PodEndpoint> {
@@ -342,13 +376,14 @@ impl Worker {
         // While other software changes its chains, a dump may lack a chain. The exemption is therefore removed only if
         // two consecutive checks find no source NAT rules.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
-        let found = table::if_known(table::read(&connection))?.flatten();
-        let markings = match (&self.markings, &found) {
-            (_, _) if self.mode == GuardMode::Off => BTreeSet::new(),
-            (Some(wanted), _) => wanted.clone(),
-            (None, found) => found.as_ref().map(|it| it.markings.clone()).unwrap_or_default(),
-        };
-        if !keeps_sources && markings.is_empty() {
+        let read = table::if_known(table::read(&connection))?;
+        let has_nftables = read.is_some();
+        let found = read.flatten();
+        let (markings, dropped) = self.wanted_rules(found.as_ref());
+        // A kernel without nftables is no error if the agent needs the table only to drop forged packets: design note 19
+        // states what forged packets can do on such a kernel.
+        let dropped = dropped.filter(|_| has_nftables);
+        if !keeps_sources && markings.is_empty() && dropped.is_none() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
                 info!("removed nftables table {TABLE}: {}", self.mode.why_no_table());
             }
@@ -356,7 +391,7 @@ impl Worker {
             self.installed = None;
             return Ok(());
         }
-        let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings };
+        let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings, dropped };
         if found.as_ref() != Some(&wanted) {
             table::replace(&connection, &wanted)?;
             self.log(&wanted);
@@ -365,7 +400,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Logs when the table begins to exempt replies from masquerading, or begins to mark connections.
+    /// Logs when the table begins to exempt replies from masquerading, to mark connections, or to drop packets.
     fn log(&mut self, content: &Content) {
         if self.keeps_sources.update(content.keeps_sources) && content.keeps_sources {
             let endpoints = content.endpoints.len();
@@ -379,6 +414,9 @@ impl Worker {
                 "nftables table {TABLE} marks connections to mappings, so that replies leave through the device of \
                  their request"
             );
+        }
+        if self.drops_forged.update(content.dropped.is_some()) && content.dropped.is_some() {
+            info!("nftables table {TABLE} drops forwarded IPv6 packets with a node address and a node port as source");
         }
     }
 

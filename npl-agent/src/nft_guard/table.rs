@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Creates, updates, reads and removes NPL's nftables table.
 
-use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, Ipv6Addr},
+    ops::ControlFlow,
+};
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::DefaultNla;
 
 use super::{
-    rules::{self, SHAPES, Shape},
+    rules::{self, ForwardRule, NODE_SOURCES, SHAPES, Shape},
     uapi::{self, attribute, key_type, message},
     wire::{Connection, Message, attributes, bytes, find, nest, number, text},
 };
 use crate::core::{
-    devices::reply_routing::Marking,
-    model::{Family, Protocol},
+    devices::{forged_sources::ForgedSources, reply_routing::Marking},
+    model::{Family, Protocol, settings::PortRange},
 };
 
 /// The name of NPL's nftables table, without the family `inet`.
@@ -40,6 +45,15 @@ pub(super) struct Content {
     pub(super) keeps_sources: bool,
     /// The connection marks that the rules of the chain `requests` set.
     pub(super) markings: BTreeSet<Marking>,
+    /// The forged sources of the packets that the rules of the chain `forwarded` drop; `None` without the chain.
+    pub(super) dropped: Option<Dropped>,
+}
+
+/// The forwarded packets that the table drops, because they have a forged source: a node address with a node port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Dropped {
+    pub(super) range: PortRange,
+    pub(super) sources: ForgedSources,
 }
 
 /// A base chain of the table.
@@ -56,6 +70,10 @@ const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_RO
 /// The chain `requests`. With the priority `mangle` (-150), the chain runs after kernel conntrack and before the
 /// routing decision.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
+
+/// The chain `forwarded`. With a priority below `filter` (0), the chain runs before IPVS translates replies of Services,
+/// at the same hook with the priority 98.
+const FORWARDED: Chain = Chain { name: "forwarded", kind: "filter", hook: uapi::FORWARD, priority: -10 };
 
 impl PodEndpoint {
     /// Returns the endpoint as a set key: address, protocol and port in network byte order, each padded to four bytes.
@@ -97,8 +115,61 @@ pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<
         commands.push(new_chain(&REQUESTS));
         commands.extend(content.markings.iter().map(|marking| new_rule(&REQUESTS, &rules::marks(marking))));
     }
+    if let Some(dropped) = &content.dropped {
+        commands.extend([new_node_sources(), dropped.elements(), new_chain(&FORWARDED)]);
+        commands.extend(dropped.rules().into_iter().map(|rule| new_rule(&FORWARDED, &rule.expressions())));
+    }
     connection.commit(commands)?;
     update(connection, &content.endpoints, &BTreeSet::new())
+}
+
+impl Dropped {
+    fn rules(&self) -> Vec<ForwardRule> {
+        let bridges = self.sources.bridges.iter().map(|bridge| ForwardRule::AcceptBridged(*bridge));
+        bridges.chain([ForwardRule::DropForged(self.range)]).collect()
+    }
+
+    /// Builds the message that adds each address with each protocol to the set [`NODE_SOURCES`].
+    fn elements(&self) -> Message {
+        let keys =
+            self.sources.addresses.iter().flat_map(|addr| Protocol::ALL.map(|protocol| node_source(*addr, protocol)));
+        let elements: Vec<_> = keys
+            .map(|key| {
+                let key = nest(attribute::ELEMENT_KEY, &[bytes(attribute::DATA_VALUE, &key)]);
+                nest(attribute::IN_LIST, &[key])
+            })
+            .collect();
+        let set = [text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, NODE_SOURCES)];
+        let all = nest(attribute::ELEMENTS, &elements);
+        Message::new(message::NEW_ELEMENT, set.into_iter().chain([all]).collect())
+    }
+
+    /// Reads the chain `forwarded` and its set; `None` if one of them is absent, or is not of the form that [`replace`]
+    /// creates.
+    fn read(connection: &Connection) -> io::Result<Option<Self>> {
+        let mut rules = Vec::new();
+        list_rules(connection, &FORWARDED, |rule| rules.push(ForwardRule::read(rule)))?;
+        let Some(rules) = rules.into_iter().collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let mut keys: BTreeSet<Vec<u8>> = BTreeSet::new();
+        if list_keys(connection, NODE_SOURCES, |key| keys.extend([key.to_vec()]))?.is_none() {
+            return Ok(None);
+        }
+        let addr = |key: &Vec<u8>| Some(Ipv6Addr::from(*key.first_chunk::<16>()?));
+        let addresses: BTreeSet<_> = keys.iter().filter_map(addr).collect();
+        let bridges = rules.iter().filter_map(|rule| match rule {
+            ForwardRule::AcceptBridged(bridge) => Some(*bridge),
+            ForwardRule::DropForged(_) => None,
+        });
+        let Some(ForwardRule::DropForged(range)) = rules.last() else { return Ok(None) };
+        let found = Self { range: *range, sources: ForgedSources { addresses, bridges: bridges.collect() } };
+        let is_whole = rules == found.rules() && keys.len() == found.sources.addresses.len() * Protocol::ALL.len();
+        Ok(is_whole.then_some(found))
+    }
+}
+
+/// Returns a key of the set [`NODE_SOURCES`]: address and protocol, padded to four bytes.
+fn node_source(addr: Ipv6Addr, protocol: Protocol) -> Vec<u8> {
+    [&addr.octets()[..], &[protocol.number(), 0, 0, 0]].concat()
 }
 
 /// Adds the endpoints `new` to the table's sets, and removes the endpoints `gone` from the sets.
@@ -134,14 +205,7 @@ pub(super) fn exists() -> io::Result<bool> {
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
-        let set = vec![text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
-        let listed = connection.list(Message::new(message::GET_ELEMENT, set), |object| {
-            let elements = find(object, attribute::ELEMENTS).unwrap_or_default();
-            let key = |element| find(find(element, attribute::ELEMENT_KEY)?, attribute::DATA_VALUE);
-            endpoints.extend(attributes(elements).filter_map(|(_, element)| PodEndpoint::read(key(element)?)));
-            ControlFlow::Continue(())
-        });
-        if if_there(listed)?.is_none() {
+        if list_keys(connection, shape.set, |key| endpoints.extend(PodEndpoint::read(key)))?.is_none() {
             return Ok(None);
         }
     }
@@ -150,7 +214,20 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     list_rules(connection, &REQUESTS, |rule| markings.push(rules::read_marking(rule)))?;
     let Some(markings) = markings.into_iter().collect() else { return Ok(None) };
     let is_whole = kept == 0 || kept == SHAPES.len();
-    Ok(is_whole.then_some(Content { endpoints, keeps_sources: kept > 0, markings }))
+    let dropped = Dropped::read(connection)?;
+    Ok(is_whole.then_some(Content { endpoints, keeps_sources: kept > 0, markings, dropped }))
+}
+
+/// Calls `on_key` with the key of each element of a set. `None` if the set does not exist.
+fn list_keys(connection: &Connection, set: &str, mut on_key: impl FnMut(&[u8])) -> io::Result<Option<()>> {
+    let of_set = vec![text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, set)];
+    let listed = connection.list(Message::new(message::GET_ELEMENT, of_set), |object| {
+        let elements = find(object, attribute::ELEMENTS).unwrap_or_default();
+        let key = |element| find(find(element, attribute::ELEMENT_KEY)?, attribute::DATA_VALUE);
+        attributes(elements).filter_map(|(_, element)| key(element)).for_each(&mut on_key);
+        ControlFlow::Continue(())
+    });
+    if_there(listed)
 }
 
 /// Calls `on_rule` with each rule of a chain; an absent chain has no rules.
@@ -206,13 +283,26 @@ pub(super) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 fn new_set(id: u32, shape: &Shape) -> Message {
     let parts = [shape.key_type, key_type::PROTOCOL, key_type::PORT];
-    let key_type = parts.into_iter().fold(0, |all, part| all << key_type::BITS | part);
+    set_of(id, shape.set, &parts, shape.length + 4 + 4)
+}
+
+/// The id of the set [`NODE_SOURCES`] in a transaction, above the ids of the sets of endpoints.
+const NODE_SOURCES_ID: u32 = 3;
+
+fn new_node_sources() -> Message {
+    set_of(NODE_SOURCES_ID, NODE_SOURCES, &[key_type::IPV6_ADDRESS, key_type::PROTOCOL], 16 + 4)
+}
+
+/// Builds the message that creates a set. `parts` are the data types of the parts of its keys, and `length` is the
+/// length of a key in bytes.
+fn set_of(id: u32, name: &str, parts: &[u32], length: u32) -> Message {
+    let key_type = parts.iter().fold(0, |all, part| all << key_type::BITS | part);
     let attributes = vec![
         text(attribute::TABLE, TABLE),
-        text(attribute::SET_NAME, shape.set),
+        text(attribute::SET_NAME, name),
         number(attribute::SET_FLAGS, 0),
         number(attribute::SET_KEY_TYPE, key_type),
-        number(attribute::SET_KEY_LENGTH, shape.length + 4 + 4),
+        number(attribute::SET_KEY_LENGTH, length),
         number(attribute::SET_ID, id),
     ];
     Message::new(message::NEW_SET, attributes)

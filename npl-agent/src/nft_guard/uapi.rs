@@ -75,6 +75,7 @@ pub(super) mod expression {
     pub(in super::super) const PAYLOAD_OFFSET: u16 = 3;
     pub(in super::super) const PAYLOAD_LENGTH: u16 = 4;
     pub(in super::super) const PAYLOAD_FROM: u16 = 5;
+    pub(in super::super) const IMMEDIATE_TO: u16 = 1;
     pub(in super::super) const IMMEDIATE_DATA: u16 = 2;
     pub(in super::super) const XTABLES_NAME: u16 = 1;
     pub(in super::super) const XTABLES_INFO: u16 = 3;
@@ -99,6 +100,8 @@ pub(super) mod expression {
 pub(super) mod value {
     /// `NFT_REG32_00`, the first register of four bytes.
     pub(in super::super) const REGISTER: u32 = 8;
+    /// `NFT_REG_VERDICT`, the register of the verdict.
+    pub(in super::super) const VERDICT: u32 = 0;
     pub(in super::super) const META_MARK: u32 = 3;
     pub(in super::super) const META_IIF: u32 = 4;
     pub(in super::super) const META_OIF: u32 = 5;
@@ -114,6 +117,8 @@ pub(super) mod value {
     pub(in super::super) const RETURN: i32 = -5;
     pub(in super::super) const EQUAL: u32 = 0;
     pub(in super::super) const NOT_EQUAL: u32 = 1;
+    pub(in super::super) const LESS_OR_EQUAL: u32 = 3;
+    pub(in super::super) const GREATER_OR_EQUAL: u32 = 5;
     pub(in super::super) const NETWORK_HEADER: u32 = 1;
     pub(in super::super) const TRANSPORT_HEADER: u32 = 2;
     pub(in super::super) const SOURCE_NAT: u32 = 0;

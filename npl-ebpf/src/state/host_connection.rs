@@ -3,7 +3,7 @@
 //! host in place of the client, and the Node in place of the Pod.
 
 use npl_common::{
-    config::Config,
+    config::{Config, FLAG_FINAL_SOURCES},
     conntrack::{Numbers, Segment},
     host_connection,
     mapping::Frontend,
@@ -16,7 +16,8 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
-/// the packet is recorded under this address; otherwise, under the Node's primary address. NPL may have translated a
+/// the packet is recorded under this address; otherwise, under the Node's primary address, if a later program may
+/// masquerade the packet. NPL may have translated a
 /// reply already on another device: on the Pod's device in redirect mode, or on an upper device such as a VLAN. Such a
 /// reply is not recorded.
 ///
@@ -30,6 +31,9 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
     // A later program on this hook, such as Cilium's, may masquerade the packet. The masqueraded packet has the Node's
     // primary address and, if possible, the same source port, so the packet is recorded under the primary address.
     let is_of_node = F::node_address_index(config, headers.source).is_some();
+    if !is_of_node && config.flags & FLAG_FINAL_SOURCES != 0 {
+        return;
+    }
     let node = if is_of_node { Some(headers.source) } else { F::primary(config) };
     let Some(node) = node else { return };
     let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: node, pod_port };

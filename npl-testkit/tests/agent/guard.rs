@@ -6,6 +6,7 @@ use npl_testkit::topology::MASQUERADE;
 use npl_testkit::{poll, tools};
 use serde_json::{Value, json};
 
+use crate::families::{assert_served, create_dual_stack_pod, world_with_service};
 use crate::world::{LIMIT, World};
 
 fn table(world: &World) -> Option<String> {
@@ -101,7 +102,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     poll::until("the removal of the mark", LIMIT, || is_bare().then_some(())).unwrap();
     node.nft("delete table inet npl_test").unwrap();
     poll::until("the removal of the table", LIMIT, || table(&world).is_none().then_some(())).unwrap();
-    world.wait_for_log("removed nftables table inet npl: the Node has no source NAT rules, and reply routing needs no");
+    world.wait_for_log("removed nftables table inet npl: the Node has no source NAT rules, reply routing needs no");
 
     rule_of_pod(&world, "add");
     poll::until("the mark to return", LIMIT, || is_marked(&world).then_some(())).unwrap();
@@ -124,4 +125,36 @@ fn disabling_the_guard_removes_the_marks_and_logs_a_warning() {
     world.wait_for_log("with --nft-guard off no connection is marked");
     poll::until("the removal of the mark", LIMIT, || table(&world).is_none().then_some(())).unwrap();
     world.wait_for_log("removed nftables table inet npl: --nft-guard is off");
+}
+
+/// Whether the table drops forwarded packets from the Node's IPv6 address and a port of the default port range.
+fn drops_forged_sources(world: &World) -> bool {
+    let source = format!("{} . 17", world.topology.node_addresses().v6);
+    let expected = ["th sport >= 61000 th sport <= 62000", "@node_sources_v6 drop", &source];
+    table(world).is_some_and(|table| expected.iter().all(|part| table.contains(part)))
+}
+
+#[test]
+fn packets_with_forged_sources_are_dropped_while_there_are_ipv6_mappings() {
+    let mut world = world_with_service(&json!({"ipFamilyPolicy": "RequireDualStack"}));
+    assert_eq!(table(&world), None);
+    create_dual_stack_pod(&mut world, "web-0");
+    let entries = world.wait_for_entries("web-0", 4);
+    poll::until("the chain", LIMIT, || drops_forged_sources(&world).then_some(())).unwrap();
+    world.wait_for_log("drops forwarded IPv6 packets with a node address and a node port as source");
+    assert_served(&world, "web-0", &entries);
+    let options = world.agent_options(&[]);
+    assert_eq!(options.command_json("status").unwrap()["dropsForgedSources"], true);
+    let status = options.command(&["status"]).unwrap();
+    assert!(status.contains("drops IPv6 packets that forge a node port as source"), "{status}");
+
+    world.agent().kill().unwrap();
+    assert!(drops_forged_sources(&world), "the chain must survive the agent");
+    world.topology.node().nft("flush chain inet npl forwarded").unwrap();
+    world.start_agent(&["--resync", "1s"]);
+    poll::until("the restored chain", LIMIT, || drops_forged_sources(&world).then_some(())).unwrap();
+    world.agent().kill().unwrap();
+    let removed = options.command(&["cleanup"]).unwrap();
+    assert!(removed.contains("nftables-table") && removed.contains("inet npl"), "{removed}");
+    assert_eq!(table(&world), None);
 }

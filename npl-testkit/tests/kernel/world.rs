@@ -10,6 +10,7 @@ use npl_agent::core::devices::plan::DevicePlan;
 use npl_agent::core::devices::redirect::{Forwarding, NetworkPolicy, ProgramSet};
 use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::devices::{Coverage, Device, DeviceKind, DeviceSelection};
+use npl_agent::core::model::settings::PortRange;
 use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::datapath::{Datapath, DatapathError};
 use npl_agent::devices::apply::{Applied, apply};
@@ -141,7 +142,7 @@ impl World {
     /// Does the same as [`Self::open`], and writes the port range and the node addresses, as a starting agent does.
     pub(crate) fn open_configured(&self) -> Datapath {
         let mut datapath = self.open();
-        datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
+        datapath.configure(port_range(), || SEED).unwrap();
         set_addresses(&mut datapath, &self.node_ips());
         datapath
     }
@@ -200,7 +201,7 @@ impl World {
         assert_eq!(coverage, Coverage { attached: self.topology.clients().len(), failed: 0 });
         if let Some(guard) = self.guard.take() {
             guard.observe(&self.datapath().mappings().unwrap());
-            guard.mark(uplinks.markings());
+            guard.follow_network(uplinks.markings(), uplinks.forged_sources());
             self.guard = Some(guard);
         }
     }
@@ -313,6 +314,11 @@ impl World {
             assert_eq!((udp.pod.as_str(), udp.client.ip()), expected);
         }
     }
+}
+
+/// The node port range.
+pub(crate) fn port_range() -> PortRange {
+    "61000-61100".parse().unwrap()
 }
 
 pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr]) {

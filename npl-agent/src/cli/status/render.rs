@@ -204,8 +204,8 @@ fn forwarding(status: &Status) -> String {
     format!("{how} (Pod addresses: {pods}, devices: {devices}); other packets pass through the kernel stack")
 }
 
-/// Describes whether NPL's nftables table exempts replies from masquerading, and whether the table marks connections
-/// for reply routing.
+/// Describes whether NPL's nftables table exempts replies from masquerading, marks connections for reply routing, and
+/// drops packets with forged sources.
 fn guard_of(status: &Status) -> String {
     if let Some(refusal) = &status.guard_refusal {
         return format!("cannot read nftables: {refusal}");
@@ -214,7 +214,8 @@ fn guard_of(status: &Status) -> String {
         status.guarded_endpoints.map(|count| format!("exempts replies of {count} Pod endpoints from masquerading"));
     let marks = Some(&status.connection_marks).filter(|all| !all.is_empty());
     let marks = marks.map(|all| format!("marks connections ({})", all.join(", ")));
-    let effects: Vec<String> = exemptions.into_iter().chain(marks).collect();
+    let drops = status.drops_forged_sources.then(|| "drops IPv6 packets that forge a node port as source".to_owned());
+    let effects: Vec<String> = exemptions.into_iter().chain(marks).chain(drops).collect();
     if effects.is_empty() {
         return "no nftables table: see --nft-guard".to_owned();
     }

@@ -84,6 +84,8 @@ pub(super) struct Status {
     /// The connection marks that the nftables table sets, so that a reply leaves through the device on which its
     /// request arrived.
     pub(super) connection_marks: Vec<String>,
+    /// Whether the nftables table drops forwarded IPv6 packets that forge a node address and a node port as source.
+    pub(super) drops_forged_sources: bool,
     /// Why the nftables table could not be read; absent if the table was read.
     pub(super) guard_refusal: Option<String>,
     /// The names of the pinned programs, by the build to which the programs belong.
@@ -241,6 +243,7 @@ impl Status {
             guard_refusal,
             guarded_endpoints: held.guarded,
             connection_marks: held.markings.iter().map(marked).collect(),
+            drops_forged_sources: held.drops_forged,
             programs: inspection.programs.clone(),
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
             reasons_per_second: sample.as_ref().map(Sample::reasons_per_second),

@@ -4,6 +4,7 @@
 
 pub mod attachments;
 pub mod filter_order;
+pub mod forged_sources;
 pub mod grace_periods;
 pub mod node_network;
 pub mod plan;

@@ -82,6 +82,11 @@ pub enum PortRangeError {
 }
 
 impl PortRange {
+    /// Returns the range with these bounds; `None` if the range would have fewer than two ports.
+    pub fn new(start: NodePort, end: NodePort) -> Option<Self> {
+        (start < end).then_some(Self { start, end })
+    }
+
     /// The first port of the range.
     pub const fn start(self) -> NodePort {
         self.start

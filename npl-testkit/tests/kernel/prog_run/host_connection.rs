@@ -67,6 +67,23 @@ fn connection_that_is_masqueraded_behind_npls_program_is_a_host_connection() {
     });
 }
 
+/// If no later program masquerades, a Pod's packet from a port of the port range is no packet of a host connection. The
+/// Pod could otherwise forge a record for the client of another Pod.
+#[test]
+fn packet_of_a_pod_is_no_host_connection_if_no_later_program_masquerades() {
+    with_mappings(|lab| {
+        let pods_own: SocketAddr = (other_pod_ip(), NODE_PORT).into();
+        lab.datapath.tables.set_final_sources(true).unwrap();
+        leaves(lab, &udp(pods_own, client(), b"forged"));
+        let request = udp(client(), node(), b"hello");
+        lab.ingress(&request).is(&to(&request, pod()), first_request("61000/udp", length(&request)));
+        // A masqueraded packet has a node address as source, and is recorded in any case.
+        leaves(lab, &udp(node(), router(), b"question"));
+        let answer = udp(router(), node(), b"answer");
+        lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
+    });
+}
+
 /// Rules of other software, such as Antrea's, translate a connection that a Pod accepts before the port has a mapping.
 /// Kernel conntrack continues to translate the connection, so NPL must not.
 #[test]

@@ -12,7 +12,7 @@ use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
 
 use crate::lab::mapping;
-use crate::world::World;
+use crate::world::{World, port_range};
 
 /// A Pod port that the tests serve themselves.
 const PORT: u16 = 9000;
@@ -47,7 +47,7 @@ fn masquerading() -> World {
 
 fn guarded(world: &mut World, mode: GuardMode) -> Guard {
     let mappings = world.datapath().mappings().unwrap();
-    let guard = world.node().run(|| Guard::start(mode, RESYNC)).unwrap();
+    let guard = world.node().run(|| Guard::start(mode, port_range(), RESYNC)).unwrap();
     guard.observe(&mappings);
     guard
 }
@@ -196,7 +196,7 @@ fn guard_follows_mappings_is_restored_and_ends_with_masquerading() {
 #[test]
 fn guard_covers_thousands_of_mappings_and_is_removed() {
     let world = World::new(1);
-    let guard = world.node().run(|| Guard::start(GuardMode::On, RESYNC)).unwrap();
+    let guard = world.node().run(|| Guard::start(GuardMode::On, port_range(), RESYNC)).unwrap();
     let pod_ips = world.pod().ips();
     let of_port = |port| {
         let of_ip = move |pod_ip: &IpAddr| mapping(Protocol::Udp, 20_000 + port, (*pod_ip, 10_000 + port).into(), 1);

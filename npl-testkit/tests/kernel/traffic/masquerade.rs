@@ -7,6 +7,7 @@ use std::iter;
 use std::net::SocketAddr;
 
 use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::networks::CILIUM_HOST;
 use npl_testkit::echo::{Answer, EchoServer};
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
@@ -30,17 +31,21 @@ table inet npl_test {
   }
 }";
 
-/// Creates a Node for each path that a request may take: stack, redirect, offload and XDP.
-fn worlds() -> impl Iterator<Item = (&'static str, World)> {
-    let driver = iter::once_with(|| {
+/// Creates a Node for each path that a request may take: stack, redirect, offload and XDP. `prepare` is called before the
+/// agent's code surveys the Node's devices.
+fn worlds(prepare: fn(&World)) -> impl Iterator<Item = (&'static str, World)> {
+    let driver = iter::once_with(move || {
         let mut world = World::with_options(2, Options::default());
+        prepare(&world);
+        world.follow(Forwarding::Stack);
         let uplink = world.uplinks().remove(0);
         world.add_xdp(&uplink);
         ("driver", world)
     });
     let modes = [("stack", Forwarding::Stack), ("redirect", Forwarding::Redirect), ("offload", Forwarding::Offload)];
-    let modes = modes.into_iter().map(|(name, forwarding)| {
+    let modes = modes.into_iter().map(move |(name, forwarding)| {
         let mut world = World::new(2);
+        prepare(&world);
         world.node().set_liberal_tracking(true).unwrap();
         world.follow(forwarding);
         (name, world)
@@ -50,7 +55,7 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
 
 #[test]
 fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
-    for (name, world) in worlds() {
+    for (name, world) in worlds(|_| ()) {
         // The rule does not affect replies of mapped flows, because kernel conntrack has an entry for the client's
         // connection.
         world.node().nft(MASQUERADE).unwrap();
@@ -115,10 +120,15 @@ fn ask_from_the_only_port(pod: &Netns, server: SocketAddr) -> Answer {
     answered.unwrap().answer
 }
 
+/// Creates the device by which the agent recognizes Cilium.
+fn add_cilium_host(world: &World) {
+    world.node().ip(&format!("link add {CILIUM_HOST} type veth peer name cilium_net")).unwrap();
+}
+
 /// Simulates Cilium's BPF masquerade, which keeps the source port of a Pod's connection if the port is free.
 #[test]
 fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
-    for (name, world) in worlds() {
+    for (name, world) in worlds(add_cilium_host) {
         let pod = &world.pods[1].0;
         masquerade_behind_npl(&world, pod, NODE_PORT, &["tcp", "udp"]);
         let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
@@ -144,7 +154,7 @@ fn replies_to_connections_masqueraded_behind_npls_program_reach_the_node() {
 /// Otherwise, these errors would not reach the Pod.
 #[test]
 fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() {
-    for (name, world) in worlds() {
+    for (name, world) in worlds(|_| ()) {
         world.node().nft(MASQUERADE).unwrap();
         let pod = &world.pods[1].0.netns;
         for client_ip in world.client_ips() {

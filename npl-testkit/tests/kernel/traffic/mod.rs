@@ -12,6 +12,7 @@ mod flood;
 mod flow_offload;
 mod foreign_tc;
 mod forged;
+mod forged_host_connection;
 mod fragment_flood;
 mod fragments;
 mod guard;

@@ -23,7 +23,7 @@ use npl_testkit::{poll, tools};
 
 use crate::lab::mapping;
 use crate::wire;
-use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
+use crate::world::{NODE_PORT, POD_PORT, World, is_emulated, port_range};
 
 const FLANNEL: &str = include_str!("flannel.nft");
 const CALICO: &str = include_str!("calico.nft");
@@ -293,7 +293,7 @@ rule add from {second} lookup 100 priority 1536"
 /// Starts the nftables guard. Waits until the guard has found the routing rules of the mark and of the second Pod, and
 /// has installed its own rules.
 fn guarded(mut world: World) -> World {
-    world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
+    world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, port_range(), RESYNC)).unwrap());
     world.follow(Forwarding::Stack);
     let second = format!("{} . 6 . {POD_PORT}", world.pods[1].0.ip());
     let is_there = || {
