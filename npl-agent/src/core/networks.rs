@@ -172,7 +172,13 @@ pub const NETWORKS: [Network; 25] = [
         Tested::InTests,
         KEEPS_OPEN_CONNECTIONS,
     ),
-    in_netfilter("kube-network-policies", &[Name::Table("kube-network-policies")], Tested::No, AS_NETFILTER),
+    in_netfilter(
+        "kube-network-policies",
+        // kindnet contains this engine, with a table name of its own.
+        &[Name::Table("kube-network-policies"), Name::Table("kindnet-network-policies")],
+        Tested::No,
+        KEEPS_OPEN_CONNECTIONS,
+    ),
     in_netfilter("Weave NPC", &[Name::Chain("WEAVE-NPC")], Tested::No, AS_NETFILTER),
     in_netfilter("Azure NPM", &[Name::Chain("AZURE-NPM")], Tested::No, AS_NETFILTER),
     elsewhere(
@@ -266,6 +272,11 @@ pub(in crate::core) mod tests {
         assert_eq!(engines("cali-tw-cali1"), ["Calico"]);
         assert_eq!(engines("KUBE-POD-FW-ABC"), ["kube-router"]);
         assert_eq!(engines("KUBE-SERVICES"), Vec::<&str>::new());
+        // The chains of kube-network-policies have names that other software uses, too.
+        for table in ["kube-network-policies", "kindnet-network-policies"] {
+            let engines: Vec<_> = bypassed_engines(&rules(&[table], &["postrouting"])).into_iter().collect();
+            assert_eq!(engines, ["kube-network-policies"], "table {table}");
+        }
         assert!(NETWORKS.iter().filter(|it| it.is_bypassed_by_redirect).all(|it| it.role == Role::PolicyEngine));
     }
 }

@@ -10,10 +10,14 @@ use super::redirect::DROP_FORWARDED;
 use crate::world::World;
 
 /// For each policy engine: rules that identify the engine, and the command that removes them.
-const ENGINES: [(&str, &str); 3] = [
+const ENGINES: [(&str, &str); 4] = [
     ("table ip filter {\n chain cali-FORWARD {\n }\n}", "delete table ip filter"),
     ("table ip6 filter {\n chain KUBE-POD-FW-ABC {\n }\n}", "delete table ip6 filter"),
     ("table inet kube-network-policies {\n chain postrouting {\n }\n}", "delete table inet kube-network-policies"),
+    (
+        "table inet kindnet-network-policies {\n chain postrouting {\n }\n}",
+        "delete table inet kindnet-network-policies",
+    ),
 ];
 
 /// The number of addresses of two Pods.
