@@ -56,16 +56,16 @@ impl TestBinary {
         command
     }
 
-    /// Whether the binary has a test with `filter` in its name that runs on this machine by default. Ignored tests
+    /// Whether the binary, called with these arguments, has a test that runs on this machine by default. Ignored tests
     /// do not count: they run only on emulated machines, or need an agent of another ABI version (`--former-agent`).
-    pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
+    pub(crate) fn has_test(&self, arguments: &[&str]) -> Result<bool> {
         let mut ignored = BTreeSet::new();
         // The harness of the real cluster's tests is not asked for ignored tests: it has no option `--ignored`, and no
         // ignored tests.
         if self.kind != Kind::RealCluster {
-            ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
+            ignored = listed(self.command().args(["--list", "--ignored"]).args(arguments))?;
         }
-        Ok(listed(self.command().args(["--list", filter]))?.difference(&ignored).next().is_some())
+        Ok(listed(self.command().arg("--list").args(arguments))?.difference(&ignored).next().is_some())
     }
 
     /// Parses a line of cargo's JSON messages; returns `None` if the line does not describe a test binary.
@@ -124,8 +124,8 @@ mod tests {
         let executable = env::current_exe().unwrap();
         let folder = env::current_dir().unwrap();
         let own = TestBinary { name: "xtask".to_owned(), kind: Kind::Unit, executable, folder };
-        assert!(own.has_test("found_by_a_part_of").unwrap());
-        assert!(!own.has_test("no_test_has_this_name").unwrap());
+        assert!(own.has_test(&["found_by_a_part_of"]).unwrap());
+        assert!(!own.has_test(&["no_test_has_this_name"]).unwrap());
     }
 
     #[test]

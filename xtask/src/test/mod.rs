@@ -266,11 +266,8 @@ impl Suite<'_> {
         if let Err(missing) = self.requirements(binary.kind) {
             return tally.not_run(&name, missing);
         }
-        let networks = self.options.network.iter().filter(|_network| binary.kind == Kind::RealCluster);
-        let mut arguments: Vec<&str> = networks.flat_map(|network| ["--network", network]).collect();
-        arguments.extend(self.options.filter());
         let mut command = binary.command();
-        command.args(arguments);
+        command.args(self.arguments(binary));
         if let Some(former) = &self.options.former_agent {
             command.args(["--ignored", "--test-threads=1"]).env("NPL_FORMER_AGENT", former);
         }
@@ -297,12 +294,19 @@ impl Suite<'_> {
         });
     }
 
+    /// The arguments by which the test binary runs only the tests that the command line selects.
+    fn arguments(&self, binary: &TestBinary) -> Vec<&str> {
+        let networks = self.options.network.iter().filter(|_network| binary.kind == Kind::RealCluster);
+        networks.flat_map(|network| ["--network", network]).chain(self.options.filter()).collect()
+    }
+
     /// Whether the test binary has tests that the command line selects.
     fn has_tests(&self, binary: &TestBinary) -> Result<bool> {
         if self.options.former_agent.is_some() {
             return Ok(binary.kind == Kind::Agent);
         }
-        self.options.filter().map_or(Ok(true), |filter| binary.has_test(filter))
+        // The tests of the real cluster depend on the network.
+        self.options.filter().map_or(Ok(true), |_filter| binary.has_test(&self.arguments(binary)))
     }
 
     /// Checks that all parts that tests of this kind need besides their test binary have been built.
