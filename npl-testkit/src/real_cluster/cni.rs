@@ -143,7 +143,8 @@ impl Cni {
         matches!(self, Self::CiliumVxlan | Self::CiliumNative)
     }
 
-    const fn is_calico(self) -> bool {
+    /// Whether the network is Calico, which has policies of its own for Pods and for Nodes.
+    pub const fn is_calico(self) -> bool {
         matches!(self, Self::CalicoVxlan | Self::CalicoVxlanNftables | Self::CalicoRoutes | Self::CalicoRoutesNftables)
     }
 }

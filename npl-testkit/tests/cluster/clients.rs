@@ -94,14 +94,21 @@ pub(crate) fn node(world: &World, name: &str) -> Client {
 /// Returns all clients of a cluster.
 pub(crate) fn all(world: &World) -> Vec<Client> {
     let nodes = world.cluster.nodes().iter().map(|it| node(world, &it.name()));
-    let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| {
-        let node = world.cluster.node(&pod.node).unwrap();
-        let (number, space) = (node.number(), node.space().clone());
-        Client {
-            name: format!("Pod {} on {}", pod.name, pod.node),
-            netns: world.cluster.pod_netns(NAMESPACE, &pod.name).unwrap(),
-            place: Place::Pod { addresses: pod.ips, number, space, cni: world.cluster.cni() },
-        }
-    });
+    let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|caller| pod(world, caller));
     [outside(world)].into_iter().chain(nodes).chain(pods).collect()
+}
+
+/// Returns the client in a Pod on this Node.
+pub(crate) fn pod_on(world: &World, node: &str) -> Client {
+    pod(world, world.pods(NAMESPACE, "app=caller").into_iter().find(|caller| caller.node == node).unwrap())
+}
+
+fn pod(world: &World, caller: Pod) -> Client {
+    let node = world.cluster.node(&caller.node).unwrap();
+    let (number, space) = (node.number(), node.space().clone());
+    Client {
+        name: format!("Pod {} on {}", caller.name, caller.node),
+        netns: world.cluster.pod_netns(NAMESPACE, &caller.name).unwrap(),
+        place: Place::Pod { addresses: caller.ips, number, space, cni: world.cluster.cni() },
+    }
 }

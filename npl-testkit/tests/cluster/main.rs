@@ -8,6 +8,7 @@
 
 mod agent;
 mod balancers;
+mod calico;
 mod chart;
 mod cilium;
 mod clients;
@@ -168,6 +169,26 @@ const POLICY_TESTS: &[ClusterTest] = &[
         network_policy::redirect_is_refused_until_network_policy_is_ignored,
     )
     .except_on(Cni::is_cilium),
+    ClusterTest::new(
+        "a_network_policy_does_not_end_open_connections",
+        network_policy::a_network_policy_does_not_end_open_connections,
+    )
+    .except_on(Cni::is_cilium),
+    ClusterTest::new(
+        "a_global_network_policy_admits_the_named_clients_alone",
+        calico::a_global_network_policy_admits_the_named_clients_alone,
+    )
+    .except_on(|cni| !cni.is_calico()),
+    ClusterTest::new(
+        "host_endpoint_policies_match_the_translated_packet",
+        calico::host_endpoint_policies_match_the_translated_packet,
+    )
+    .except_on(|cni| !cni.is_calico()),
+    ClusterTest::new(
+        "redirected_packets_bypass_every_policy_of_calico",
+        calico::redirected_packets_bypass_every_policy_of_calico,
+    )
+    .except_on(|cni| !cni.is_calico()),
 ];
 
 /// Tests of features that only Cilium has.
@@ -194,6 +215,21 @@ const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[
         "a_network_policy_admits_the_named_clients_alone_while_agents_offload",
         network_policy::a_network_policy_admits_the_named_clients_alone,
     ),
+    ClusterTest::new(
+        "a_network_policy_does_not_end_open_connections_while_agents_offload",
+        network_policy::a_network_policy_does_not_end_open_connections,
+    )
+    .except_on(Cni::is_cilium),
+    ClusterTest::new(
+        "a_global_network_policy_admits_the_named_clients_alone_while_agents_offload",
+        calico::a_global_network_policy_admits_the_named_clients_alone,
+    )
+    .except_on(|cni| !cni.is_calico()),
+    ClusterTest::new(
+        "host_endpoint_policies_match_the_translated_packet_while_agents_offload",
+        calico::host_endpoint_policies_match_the_translated_packet,
+    )
+    .except_on(|cni| !cni.is_calico()),
     ClusterTest::new(
         "network_daemons_are_killed_and_restarted_while_agents_offload",
         restarts::network_daemons_are_killed_and_restarted,

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests the NetworkPolicy of a real policy engine, which matches node port traffic by the client's original address.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::TcpStream;
 use std::thread;
 
+use npl_testkit::cluster::Entry;
+use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::real_cluster::{Node, client_addresses};
+use npl_testkit::traffic::{tcp_ask, tcp_connect};
 use serde_json::{Value, json};
 
 use crate::agent;
@@ -42,19 +45,22 @@ pub(crate) fn wait(what: &str, is_reached: &dyn Fn() -> bool) {
     poll::until(what, LIMIT, || is_reached().then_some(())).unwrap();
 }
 
-/// Returns the number of a Pod's annotation entries at which a client gets an answer. The client connects to all
-/// entries in parallel, because a connection that the policy drops waits for its timeout.
+/// Returns the number of a Pod's annotation entries at which a client gets an answer.
 pub(crate) fn answering(world: &World, client: &Client, pod: &Pod) -> usize {
-    let (entries, answering) = (world.entries(&pod.name, PORTS), AtomicUsize::new(0));
+    answered_protocols(client, &world.entries(&pod.name, PORTS)).len()
+}
+
+/// Returns the protocols of those entries at which a client gets an answer, in the order of the entries. The client
+/// connects to all entries in parallel, because a connection that the policy drops waits for its timeout.
+pub(crate) fn answered_protocols(client: &Client, entries: &[Entry]) -> Vec<Protocol> {
     thread::scope(|scope| {
-        for entry in &entries {
-            scope.spawn(|| {
-                let is_answered = client.ask(entry.protocol, entry.address()).is_ok();
-                answering.fetch_add(usize::from(is_answered), Ordering::Relaxed);
-            });
+        let ask = |entry: &Entry| client.ask(entry.protocol, entry.address()).ok().map(|_answer| entry.protocol);
+        let mut requests = Vec::with_capacity(entries.len());
+        for entry in entries {
+            requests.push(scope.spawn(move || ask(entry)));
         }
-    });
-    answering.into_inner()
+        requests.into_iter().filter_map(|request| request.join().unwrap()).collect()
+    })
 }
 
 pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World) {
@@ -85,6 +91,31 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     wait("the policy to refuse all clients", &|| answering(world, &outside, pod) + answering(world, &other, pod) == 0);
     api.delete(&path).unwrap();
     wait("the end of the default policy", &|| all_answer(&[&outside, &other]));
+}
+
+/// Like direct connections to the Pod, connections that are open when a policy comes into effect are not ended by the
+/// policy: the rules of the engines in netfilter accept packets of established connections first.
+pub(crate) fn a_network_policy_does_not_end_open_connections(world: &mut World) {
+    let pod = world.wait_for_shop(4).into_values().next().unwrap();
+    let outside = clients::outside(world);
+    let entries = world.entries(&pod.name, PORTS);
+    let is_tcp = |entry: &&Entry| entry.protocol == Protocol::Tcp;
+    let connect = |entry: &Entry| tcp_connect(world.cluster.client(), entry.address()).unwrap();
+    let open: Vec<TcpStream> = entries.iter().filter(is_tcp).map(connect).collect();
+    assert_eq!(open.len(), PORTS / 2);
+    let assert_open = || {
+        for connection in &open {
+            assert_eq!(tcp_ask(connection, "who?").unwrap().pod, pod.name);
+        }
+    };
+    assert_open();
+    let api = world.cluster.cluster().client();
+    api.create(&policies(), &default_deny()).unwrap();
+    wait("the policy to refuse new connections", &|| answering(world, &outside, &pod) == 0);
+    assert_open();
+    api.delete(&format!("{}/{NAME}", policies())).unwrap();
+    wait("the end of the policy", &|| answering(world, &outside, &pod) == PORTS);
+    assert_open();
 }
 
 /// Waits until the policy engine of every Node has applied a new NetworkPolicy, and then its removal.
