@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Empties BPF maps of the types that NPL uses.
+//! Empties BPF maps of the types that NPL uses, and counts their elements.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -11,6 +11,7 @@ use aya::maps::{MapData, MapType};
 use crate::bpf::{self, instruction};
 use crate::test_run;
 
+const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
@@ -25,8 +26,8 @@ struct Element {
     flags: u64,
 }
 
-/// The maximum number of elements to remove, far more than maps of tests contain. Without this limit, the loop would
-/// never end while another process fills the map.
+/// The maximum number of elements to remove or count, far more than maps of tests contain. Without this limit, the loop
+/// would never end while another process changes the map.
 const MOST_ELEMENTS: usize = 1 << 20;
 
 /// The number of array elements that one run of the program clears. The verifier checks every iteration, so loading the
@@ -87,6 +88,60 @@ fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
         std::mem::swap(&mut current, &mut next);
     }
     Err(io::Error::other("another process is filling the map"))
+}
+
+/// Returns the number of elements in use of a pinned map: all elements of a hash map or trie, and the elements of an
+/// array that are not zero on every processor.
+///
+/// # Errors
+///
+/// Returns an error if no map is pinned at `pin`, or if the map has an unsupported type.
+pub fn used_elements(pin: &Path) -> Result<usize> {
+    let map = MapData::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
+    let info = map.info().context("read the map's properties")?;
+    let fd = map.fd().as_fd().as_raw_fd();
+    let kind = info.map_type().context("read the map's type")?;
+    let value_size = usize::try_from(info.value_size())?;
+    let counted = if matches!(kind, MapType::Hash | MapType::LruHash | MapType::LpmTrie) {
+        count_keys(fd, usize::try_from(info.key_size())?)
+    } else if matches!(kind, MapType::Array) {
+        count_non_zero(fd, info.max_entries(), value_size)
+    } else if matches!(kind, MapType::PerCpuArray) {
+        let processors = aya::util::nr_cpus().map_err(|(_, error)| error).context("count the processors")?;
+        count_non_zero(fd, info.max_entries(), value_size.next_multiple_of(8) * processors)
+    } else {
+        bail!("{} has the unsupported map type {kind:?}", pin.display())
+    };
+    counted.with_context(|| format!("count the elements of {}", pin.display()))
+}
+
+fn count_keys(map: i32, key_size: usize) -> io::Result<usize> {
+    let map = map.cast_unsigned();
+    let (mut key, mut next) = (vec![0_u8; key_size], vec![0_u8; key_size]);
+    // Without a key, the kernel returns the key of the first element.
+    let mut current = 0;
+    for count in 0..MOST_ELEMENTS {
+        let mut element = Element { map, pad: 0, key: current, next_key_or_value: next.as_mut_ptr() as u64, flags: 0 };
+        match bpf::call(BPF_MAP_GET_NEXT_KEY, &mut element) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(count),
+            found => found.map(drop)?,
+        }
+        std::mem::swap(&mut key, &mut next);
+        current = key.as_mut_ptr() as u64;
+    }
+    Err(io::Error::other("another process is changing the map"))
+}
+
+fn count_non_zero(map: i32, elements: u32, value_size: usize) -> io::Result<usize> {
+    let mut value = vec![0_u8; value_size];
+    let (map, next_key_or_value) = (map.cast_unsigned(), value.as_mut_ptr() as u64);
+    let mut count = 0;
+    for mut index in 0..elements {
+        let key = std::ptr::from_mut(&mut index) as u64;
+        bpf::call(BPF_MAP_LOOKUP_ELEM, &mut Element { map, pad: 0, key, next_key_or_value, flags: 0 })?;
+        count += usize::from(value.iter().any(|byte| *byte != 0));
+    }
+    Ok(count)
 }
 
 fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Result<()> {

@@ -46,16 +46,17 @@ impl ClientAddresses {
 /// A Pod's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodAddresses {
-    /// The IPv4 address 10.244.0.n of the nth Pod.
+    /// The IPv4 address of the nth Pod: 10.244.0.0 plus n.
     pub v4: Ipv4Addr,
-    /// The IPv6 address `fd00:10:244::n` of the nth Pod.
+    /// The IPv6 address of the nth Pod: `fd00:10:244::` plus n.
     pub v6: Ipv6Addr,
 }
 
 impl PodAddresses {
     /// Returns the addresses of the `n`th Pod.
-    pub(super) fn nth(n: u8) -> Self {
-        Self { v4: Ipv4Addr::new(10, 244, 0, n), v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, n.into()) }
+    pub(super) fn nth(n: u16) -> Self {
+        let [high, low] = n.to_be_bytes();
+        Self { v4: Ipv4Addr::new(10, 244, high, low), v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, n) }
     }
 }
 

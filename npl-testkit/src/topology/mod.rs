@@ -63,7 +63,7 @@ pub struct Topology {
     pods: Vec<Pod>,
     mtu: u32,
     prefix: String,
-    made: u8,
+    made: u16,
 }
 
 /// A client outside the cluster.
@@ -140,7 +140,7 @@ impl Topology {
 
     /// Adds a Pod with an address that no earlier Pod of this topology had.
     pub fn add_pod(&mut self, run: &Run, name: &str) -> Result<Pod> {
-        self.made = self.made.checked_add(1).context("a topology has addresses for 255 Pods")?;
+        self.made = self.made.checked_add(1).context("a topology has addresses for 65 535 Pods")?;
         let pod = self.connect_pod(run, name).with_context(|| format!("connect Pod {name}"))?;
         self.pods.push(pod.clone());
         Ok(pod)

@@ -37,6 +37,7 @@ mod redirect;
 mod refusals;
 mod restart;
 mod selector;
+mod soak;
 mod sources;
 mod unnumbered;
 mod upgrade;

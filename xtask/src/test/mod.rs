@@ -3,6 +3,7 @@
 
 mod foreign;
 mod guests;
+mod soak;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -51,6 +52,9 @@ pub(crate) struct Options {
     /// binary of the other agent.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["filter", "step", "real_cluster", "kernels", "emulated_cluster"])]
     former_agent: Option<PathBuf>,
+    /// Run only the soak test, for DURATION in place of one minute: a whole number with the unit h, m or s.
+    #[arg(long, value_name = "DURATION", value_parser = soak::parse, conflicts_with_all = ["filter", "step", "real_cluster", "kernels", "emulated_cluster", "former_agent", "arch"])]
+    soak: Option<Duration>,
     /// Run only the tests for another processor architecture, by emulation: the agent loads its programs, and packet
     /// tests run. By default, only tests with single packets run, under kernels 6.1 and latest; with `--kernels`, all
     /// packet tests run under the given kernels.
@@ -61,7 +65,8 @@ pub(crate) struct Options {
 impl Options {
     /// The text that the names of the tests to run contain; `None` if all tests run.
     fn filter(&self) -> Option<&str> {
-        if self.former_agent.is_some() { Some(UPGRADE_TESTS) } else { self.filter.as_deref() }
+        let only = self.soak.map(|_| soak::TESTS).or_else(|| self.former_agent.as_ref().map(|_| UPGRADE_TESTS));
+        only.or(self.filter.as_deref())
     }
 
     /// The kernels under which packet tests run by emulation, the newest kernel last.
@@ -95,7 +100,7 @@ impl Options {
 
     /// The components of Kubernetes that the chosen tests need.
     fn extent(&self) -> Extent {
-        if self.former_agent.is_some() {
+        if self.former_agent.is_some() || self.soak.is_some() {
             return Extent::new();
         }
         // If no network is chosen, the tests use the bridge network and flannel, and need all components of
@@ -271,6 +276,10 @@ impl Suite<'_> {
         if let Some(former) = &self.options.former_agent {
             command.args(["--ignored", "--test-threads=1"]).env("NPL_FORMER_AGENT", former);
         }
+        let silence = SILENCE + self.options.soak.unwrap_or_default();
+        if let Some(duration) = self.options.soak {
+            soak::pass_to(&mut command, duration);
+        }
         match &self.parts {
             Ok(parts) => parts.pass_to(&mut command),
             Err(_not_needed) => demo::pass_objects_to(&mut command),
@@ -290,7 +299,7 @@ impl Suite<'_> {
             if binary.name == test_binary::BALANCERS {
                 command.env("NPL_GRPC_DIR", setup::grpc()?);
             }
-            Ok(run_tests(command, SILENCE, counts)? && (may_be_empty || counts.passed > 0))
+            Ok(run_tests(command, silence, counts)? && (may_be_empty || counts.passed > 0))
         });
     }
 
