@@ -297,13 +297,16 @@ fn class_and_length<F: Family, const L2: usize, const WITH_CLASS: bool>(
     ttl_fields: F::TtlFields,
 ) -> Option<ClassAndLength> {
     let whole = F::class_and_length::<L2, WITH_CLASS>(ctx, ttl_fields)?;
-    Some(ClassAndLength { length: segment_length::<F>(ctx, headers).unwrap_or(whole.length), ..whole })
+    Some(ClassAndLength { length: segment_length::<F, L2>(ctx, headers).unwrap_or(whole.length), ..whole })
 }
 
 /// Returns the length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet
-/// is not a GSO packet.
+/// is not a GSO packet. Each segment repeats the IP options or extension headers of the packet.
+///
+/// The sender of a packet may choose the payload length of the segments, for example a Pod with a packet socket. A sum
+/// that exceeds 16 bits is returned as the maximum, which no MTU admits.
 #[inline(always)]
-fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
+fn segment_length<F: Family, const L2: usize>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);
     if payload == 0 {
         return None;
@@ -311,5 +314,5 @@ fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u1
     let is_tcp = headers.protocol == protocol::TCP;
     let tcp = if is_tcp { context::load::<TcpHeader>(ctx, headers.l4) } else { None };
     let transport = tcp.map_or(size_of::<UdpHeader>(), |header| header.length());
-    Some(payload as u16 + (F::LENGTH + transport) as u16)
+    Some((payload as usize + (headers.l4 - L2) + transport).min(u16::MAX as usize) as u16)
 }

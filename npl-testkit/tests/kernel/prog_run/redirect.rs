@@ -3,6 +3,7 @@
 //! packet is otherwise translated as in stack mode.
 
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 
 use aya::maps::{HashMap, MapData};
 use npl_agent::core::model::Family;
@@ -11,16 +12,18 @@ use npl_common::next_hop::{PodAddressV4, PodAddressV6, PodNextHop, UPLINK, kind}
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ip, Packet};
 use npl_testkit::run::Run;
+use npl_testkit::test_run::{SkbContext, run_frame};
 use npl_testkit::topology::{Options, Topology};
 
 use super::errors::{about_reply, too_large};
+use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::fragments::pieces;
 use super::scene::{client, family, from, length, node, pod, pod_ip, random_packets, tcp, to, udp, with_mappings};
 use crate::counters::{first_request, request};
 use crate::lab::{Lab, NEXT, TEST_DEVICE, open};
 
 /// The verdict `TC_ACT_REDIRECT`, which equals `TCX_REDIRECT`.
-pub(super) const REDIRECT: i32 = 7;
+pub(crate) const REDIRECT: i32 = 7;
 
 /// The index of a device that does not exist. A test run only returns the verdict of a redirect, and sends no packet.
 const DEVICE: u32 = 1_000_000;
@@ -32,7 +35,7 @@ const SIZE: usize = 504;
 
 /// Sets the next hop of a Pod: the device to which the Pod's packets are redirected, and on which packets of the Pod
 /// arrive.
-pub(super) fn set_next_hop(pod: IpAddr, next_hop: PodNextHop) {
+pub(crate) fn set_next_hop(pod: IpAddr, next_hop: PodNextHop) {
     match pod {
         IpAddr::V4(addr) => {
             let mut map: HashMap<MapData, PodAddressV4, PodNextHop> = open(MAP_NEXT_HOP_V4);
@@ -108,6 +111,40 @@ fn packets_with_expired_ttl_or_beyond_the_mtu_are_passed_to_the_stack() {
         let too_large = udp(client(), node(), &vec![7; usize::from(MTU) - header - 7]);
         let outcome = lab.run(PROG_INGRESS_REDIRECT, &too_large.build());
         assert_eq!((outcome.action, outcome.bytes), (NEXT, to(&too_large, pod()).build()));
+    });
+}
+
+/// Runs the ingress program on a GSO packet with segments of `gso_size` bytes, and returns the verdict.
+fn verdict_on_gso(lab: &mut Lab, frame: &[u8], gso_size: usize) -> i32 {
+    let fd = lab.program(PROG_INGRESS_REDIRECT).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
+    let gso_size = u32::try_from(gso_size).unwrap();
+    let mut skb = SkbContext::default();
+    (skb.gso_size, skb.gso_segs) = (gso_size, 2);
+    run_frame(fd.as_fd(), frame, Some(&mut skb), 0, &mut [0; 4096]).unwrap().action
+}
+
+/// A Pod or a virtual machine may choose the length of the segments, even a length that is longer than any packet. The
+/// segments must never exceed the MTU, because a network card may fail on such segments.
+#[test]
+fn gso_packets_with_segments_beyond_the_mtu_are_passed_to_the_stack() {
+    with_mappings(|lab| {
+        set_next_hop(pod_ip(), NEXT_HOP);
+        let packet = tcp(client(), node(), ACK, &[7; 2000]);
+        let mut with_options = packet.clone();
+        let options = match with_options.ipv4_mut() {
+            Some(header) => {
+                header.options = vec![1; 8];
+                with_options.build()
+            }
+            None => extended(&packet, &[(DESTINATION_OPTIONS, SIX)]),
+        };
+        let header = if family() == Family::V4 { 40 } else { 60 };
+        for (frame, header) in [(packet.build(), header), (options, header + 8)] {
+            let fits = usize::from(MTU) - header;
+            let verdicts = [fits, fits + 1, 65_535 - header, 65_536 - header, 65_534]
+                .map(|gso_size| verdict_on_gso(lab, &frame, gso_size));
+            assert_eq!(verdicts, [REDIRECT, NEXT, NEXT, NEXT, NEXT]);
+        }
     });
 }
 
