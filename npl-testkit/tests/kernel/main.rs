@@ -13,6 +13,7 @@ mod links;
 mod lists;
 mod loads;
 mod local;
+mod mutation;
 mod oracle;
 mod prog_run;
 mod sys;

@@ -20,7 +20,7 @@ use crate::lab::{Lab, NEXT, Outcome};
 
 /// Returns types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, and source quench
 /// (IPv4) or a reserved type (IPv6).
-pub(super) fn kinds() -> [(u8, u8); 6] {
+pub(crate) fn kinds() -> [(u8, u8); 6] {
     if family() == Family::V4 {
         [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0), (4, 0)]
     } else {
