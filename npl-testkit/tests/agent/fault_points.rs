@@ -19,25 +19,38 @@ use crate::world::{LIMIT, World};
 const MIB: u64 = 1024 * 1024;
 const PODS: [&str; 2] = ["web-0", "web-1"];
 
-/// The number of starts at which an agent is killed, if `NPL_FAULT_POINTS` does not give another number.
+/// The number of processes that a test kills, if `NPL_FAULT_POINTS` does not give another number.
 const POINTS: usize = 3;
+
+/// The number of points at which a test kills processes.
+pub(crate) fn number_of_points() -> usize {
+    env::var("NPL_FAULT_POINTS").map_or(POINTS, |text| text.parse().unwrap())
+}
 
 /// The system calls at which an agent is killed: those that change maps, programs, links and pins, and those that send
 /// netlink requests. `sendto` also sends requests to the API server.
-const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
+pub(crate) const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
 
 /// The forwarding modes of successive starts, so that each start also changes the programs of devices.
-const MODES: [&str; 3] = ["stack", "redirect", "offload"];
+pub(crate) const MODES: [&str; 3] = ["stack", "redirect", "offload"];
 
 /// A system call of an agent's start: its name, and its position among all calls with this name of one thread.
 #[derive(Clone, Debug)]
-struct FaultPoint {
-    name: String,
-    position: usize,
+pub(crate) struct FaultPoint {
+    pub(crate) name: String,
+    pub(crate) position: usize,
+}
+
+impl FaultPoint {
+    /// The arguments with which strace kills a process at this system call.
+    pub(crate) fn injection(&self) -> [String; 2] {
+        let Self { name, position } = self;
+        ["-e".to_owned(), format!("inject={name}:signal=KILL:when={position}")]
+    }
 }
 
 /// Options of an agent that runs under strace. The tracer is a grandchild (`-D`), so that the process is the agent.
-fn traced(mut options: Options, trace: &Path, further: &[String]) -> Options {
+pub(crate) fn traced(mut options: Options, trace: &Path, further: &[String]) -> Options {
     let trace = trace.to_str().unwrap();
     let fixed = ["strace", "-D", "-f", "-qq", "-o", trace, "-e"].map(str::to_owned);
     options.wrapper = [&fixed[..], &[format!("trace={SYSTEM_CALLS}")], further].concat();
@@ -45,7 +58,7 @@ fn traced(mut options: Options, trace: &Path, further: &[String]) -> Options {
 }
 
 /// Returns the system calls of a start, from strace's output: `PID NAME(...`.
-fn points_of(trace: &Path) -> Vec<FaultPoint> {
+pub(crate) fn points_of(trace: &Path) -> Vec<FaultPoint> {
     let text = fs::read_to_string(trace).unwrap();
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     let calls = text.lines().filter_map(|line| {
@@ -60,6 +73,11 @@ fn points_of(trace: &Path) -> Vec<FaultPoint> {
             FaultPoint { name: name.to_owned(), position: *position }
         })
         .collect()
+}
+
+/// Returns `count` system calls at equal distances.
+pub(crate) fn spread(calls: &[FaultPoint], count: usize) -> Vec<FaultPoint> {
+    (0..count).map(|index| calls[calls.len() * (2 * index + 1) / (2 * count)].clone()).collect()
 }
 
 /// Lets the next agent find programs of another build, so that it loads, pins and attaches programs again.
@@ -81,7 +99,7 @@ fn mappings(world: &World) -> Vec<String> {
 
 #[test]
 fn an_agent_killed_at_any_step_of_its_start_loses_no_traffic_and_the_next_agent_completes_the_start() {
-    let points: usize = env::var("NPL_FAULT_POINTS").map_or(POINTS, |text| text.parse().unwrap());
+    let points = number_of_points();
     let mut world = World::with_agent(&[]);
     world.serve(&PODS);
     let written = writes(&world, &PODS);
@@ -105,14 +123,12 @@ fn an_agent_killed_at_any_step_of_its_start_loses_no_traffic_and_the_next_agent_
     assert!(calls.len() > 100, "strace shows only {} system calls", calls.len());
 
     let mut killed = 0;
-    for point in (0..points).map(|index| calls[calls.len() * (2 * index + 1) / (2 * points)].clone()) {
+    for point in spread(&calls, points) {
         let mode = MODES[(killed + 1) % MODES.len()];
         world.agent().kill().unwrap();
         rename_build(&world.pins());
-        let FaultPoint { name, position } = &point;
-        let inject = ["-e".to_owned(), format!("inject={name}:signal=KILL:when={position}")];
         let options = world.agent_options(&["--forwarding", mode]);
-        let mut victim = Agent::launch(traced(options.clone(), &trace, &inject)).unwrap();
+        let mut victim = Agent::launch(traced(options.clone(), &trace, &point.injection())).unwrap();
         // A call that another thread makes this time may not be reached; the agent is then killed when it is ready.
         if victim.wait_until_ready().is_ok() {
             victim.kill().unwrap();

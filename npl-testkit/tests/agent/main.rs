@@ -7,6 +7,7 @@
 mod bad_input;
 mod bond;
 mod changes;
+mod cleanup;
 mod clock;
 mod contract;
 mod credentials;
