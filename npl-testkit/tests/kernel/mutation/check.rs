@@ -26,7 +26,7 @@ pub(super) fn check(before: &[u8], after: &[u8], chain: &Chain, target: &Target,
     if is_hop {
         expected[chain.ttl_at()] = before[chain.ttl_at()].checked_sub(1).ok_or("the TTL was 0")?;
     }
-    let mut changed_checks = ipv4_check(chain);
+    let mut changed_checks: Vec<_> = ipv4_check(chain).into_iter().collect();
     match &target.change {
         Change::Packet => {
             write_port(&mut expected, chain, target.side, target.to.port());
@@ -76,8 +76,8 @@ fn write_port(frame: &mut [u8], chain: &Chain, side: Side, port: u16) {
 }
 
 /// The checksum field of the IPv4 header.
-fn ipv4_check(chain: &Chain) -> Vec<std::ops::Range<usize>> {
-    if chain.is_v4() { vec![chain.l3 + 10..chain.l3 + 12] } else { Vec::new() }
+fn ipv4_check(chain: &Chain) -> Option<std::ops::Range<usize>> {
+    chain.is_v4().then_some(chain.l3 + 10..chain.l3 + 12)
 }
 
 /// The checksum field of the transport header.
@@ -157,7 +157,7 @@ fn linear_crc(bytes: &[u8]) -> u32 {
     // The linear map of one zero byte, as the images of the 32 unit vectors; squared for each bit of the length.
     let mut map: Vec<u32> = (0..32).map(|bit| step(1 << bit)).collect();
     let apply = |map: &[u32], value: u32| {
-        (0..32).filter(|bit| value >> bit & 1 == 1).fold(0, |image, bit| image ^ map[bit as usize])
+        (0..32_usize).filter(|bit| value >> bit & 1 == 1).fold(0, |image, bit| image ^ map[bit])
     };
     let mut zeros = bytes.len() - used;
     while zeros > 0 {

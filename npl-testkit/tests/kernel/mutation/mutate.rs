@@ -3,7 +3,7 @@
 
 use super::headers::word;
 
-/// A random number generator whose sequence depends only on its seed (SplitMix64).
+/// A random number generator whose sequence depends only on its seed (`SplitMix64`).
 pub(super) struct Random(pub(super) u64);
 
 /// The longest frame that the mutations create. All frames fit the kernel's buffer for a test run.

@@ -167,7 +167,9 @@ pub(super) fn allowed(scene: &Scene, history: &History, run: &Run<'_>) -> Allowe
         Role::RepliesAtPod { has_slow_path } => match run.parsed() {
             Parsed::Located(chain) if !has_slow_path && !chain.is_plain => Allowed::pass(),
             Parsed::Unreadable { destination } if has_slow_path => unreadable(scene, destination),
-            _ => at_pod(scene, run, replies(scene, history, run, true)),
+            Parsed::Foreign | Parsed::Unreadable { .. } | Parsed::Located(_) => {
+                at_pod(run, replies(scene, history, run, true))
+            }
         },
     }
 }
@@ -175,14 +177,15 @@ pub(super) fn allowed(scene: &Scene, history: &History, run: &Run<'_>) -> Allowe
 /// The XDP program translates or drops only plain packets, and counts no other packet.
 fn frames(scene: &Scene, history: &History, run: &Run<'_>) -> Allowed {
     match run.parsed() {
-        Parsed::Located(chain) if chain.is_plain => {
+        // The program at TC ingress refuses or counts a packet that ends within its transport header.
+        Parsed::Located(chain) if chain.is_plain && headers::completeness(run.frame, &chain).is_ok() => {
             let mut allowed = requests(scene, history, run, Forwarding::Stack);
             for passed in &mut allowed.passed {
                 *passed = None;
             }
             allowed
         }
-        _ => Allowed::pass(),
+        Parsed::Foreign | Parsed::Unreadable { .. } | Parsed::Located(_) => Allowed::pass(),
     }
 }
 
@@ -234,13 +237,13 @@ fn requests(scene: &Scene, history: &History, run: &Run<'_>, forwarding: Forward
         change: Change::Packet,
         to: mapping.pod,
         counted_by: vec![mapping.counters],
-        redirect: redirect_of_request(scene, run, &chain, forwarding, mapping.pod.ip()),
+        redirect: redirect_of_request(run, &chain, forwarding, mapping.pod.ip()),
     };
     Allowed { passed, targets: vec![target], may_conflict: true, ..Allowed::default() }
 }
 
-fn redirect_of_request(scene: &Scene, run: &Run<'_>, chain: &Chain, forwarding: Forwarding, pod: IpAddr) -> Redirect {
-    let is_possible = scene.pod_mtu(pod).is_some_and(|mtu| run.may_be_redirected(chain, mtu));
+fn redirect_of_request(run: &Run<'_>, chain: &Chain, forwarding: Forwarding, pod: IpAddr) -> Redirect {
+    let is_possible = Scene::pod_mtu(pod).is_some_and(|mtu| run.may_be_redirected(chain, mtu));
     match forwarding {
         _ if !is_possible => Redirect::Never,
         Forwarding::Stack => Redirect::Never,
@@ -264,7 +267,7 @@ fn later_request(scene: &Scene, history: &History, run: &Run<'_>, chain: &Chain,
             allowed.refused = true;
             continue;
         }
-        let redirect = redirect_of_request(scene, run, chain, forwarding, mapping.pod.ip());
+        let redirect = redirect_of_request(run, chain, forwarding, mapping.pod.ip());
         allowed.targets.push(Target {
             side: Side::Destination,
             change: Change::Fragment,
@@ -316,7 +319,7 @@ fn error_about_reply(
         change: Change::Error { quote },
         to: mapping.pod,
         counted_by: vec![mapping.counters],
-        redirect: redirect_of_request(scene, run, outer, forwarding, mapping.pod.ip()),
+        redirect: redirect_of_request(run, outer, forwarding, mapping.pod.ip()),
     });
     allowed
 }
@@ -427,9 +430,9 @@ fn error_about_request(scene: &Scene, history: &History, run: &Run<'_>, outer: &
 
 /// Returns what a program at a Pod's device may do. The program redirects translated packets, and leaves all other
 /// packets to the program at the uplink, which counts them.
-fn at_pod(scene: &Scene, run: &Run<'_>, at_uplink: Allowed) -> Allowed {
+fn at_pod(run: &Run<'_>, at_uplink: Allowed) -> Allowed {
     let Parsed::Located(chain) = run.parsed() else { return Allowed::pass() };
-    let is_from_pod = run.skb.ifindex <= 1 && scene.pod_mtu(chain.source).is_some();
+    let is_from_pod = run.skb.ifindex <= 1 && Scene::pod_mtu(chain.source).is_some();
     if !is_from_pod {
         return Allowed { may_conflict: false, ..Allowed::pass() };
     }

@@ -152,7 +152,7 @@ impl Scene {
     }
 
     /// The MTU of the device to which packets for a Pod are redirected; `None` if the stack forwards them.
-    pub(super) fn pod_mtu(&self, pod: IpAddr) -> Option<u32> {
+    pub(super) fn pod_mtu(pod: IpAddr) -> Option<u32> {
         if pod == crate::prog_run::scene::pod_ip() {
             Some(POD_MTU.into())
         } else if pod == restricted_pod().ip() {
