@@ -121,7 +121,7 @@ impl Netns {
     /// Makes kernel conntrack track all packets, and count the packets and bytes of each new connection.
     pub fn count_connections(&self) -> Result<()> {
         self.nft(
-            "table inet npl_tracking {\n chain all {\n type filter hook forward priority filter; ct state new\n }\n}",
+            "table inet npl_tracking {\n chain tracked {\n type filter hook forward priority filter; ct state new\n }\n}",
         )?;
         self.sysctl("net/netfilter/nf_conntrack_acct", "1")
     }
