@@ -76,7 +76,7 @@ fn run(family: Family) {
             let report = format!("mutated packets, {family:?}, seed {seed}, {seconds:.1} s: {}\n", runner.tally);
             std::io::stderr().write_all(report.as_bytes()).unwrap();
             if wanted >= MANY {
-                runner.tally.is_complete();
+                runner.tally.is_complete(family);
             }
         });
     });
