@@ -327,10 +327,15 @@ fn judge(
     Err(failure)
 }
 
+/// Whether a counter shows conflicts of one packet. A SYN or INIT can conflict with a half-open handshake and with an
+/// established flow of the same flow tuple.
+fn is_conflict(&(reason, count): &(Reason, u64)) -> bool {
+    reason == Reason::TupleConflict && (1..=2).contains(&count)
+}
+
 /// Checks the counters of a packet that was passed unchanged.
 fn judge_passed(change: &CountChange, allowed: &Allowed) -> Result<Kind, String> {
     let mut reasons = change.reasons.clone();
-    let is_conflict = |(reason, count): &(Reason, u64)| *reason == Reason::TupleConflict && *count == 1;
     if allowed.may_conflict {
         reasons.retain(|entry| !is_conflict(entry));
     }
@@ -353,8 +358,8 @@ fn judge_counts(
     target: &Target,
     is_first_sctp: bool,
 ) -> Result<(), String> {
-    let may_be = |reason| allowed.may_conflict && matches!(reason, Reason::TupleConflict | Reason::FlowTableFull);
-    if change.reasons.iter().any(|(reason, count)| *count != 1 || !may_be(*reason)) {
+    let is_expected = |entry: &(Reason, u64)| is_conflict(entry) || *entry == (Reason::FlowTableFull, 1);
+    if !allowed.may_conflict && !change.reasons.is_empty() || !change.reasons.iter().all(is_expected) {
         return Err("a translated packet is counted under a reason".to_owned());
     }
     let [(index, [request_packets, request_bytes, reply_packets, reply_bytes, new, established])] =
