@@ -12,6 +12,7 @@ use npl_testkit::test_run::SkbContext;
 use super::headers::{self, Chain, Incomplete, Parsed, Part, SCTP, TCP, bytes};
 use super::scene::{Forwarding, Mapping, Program, RANGE, Role, Scene};
 use crate::lab::SEED;
+use crate::prog_run::scene::node_ip;
 
 /// Which address and port a translation replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -484,7 +485,9 @@ impl History {
                 self.flows.entry(Tuple { protocol, client: source, pod: *pod }).or_default().insert(destination);
             }
             (Side::Source, None) => {
-                self.left.insert((protocol, destination, source));
+                // The egress program records a packet from any other address under the Node's primary address.
+                let recorded = if scene.is_node(source.ip()) { source.ip() } else { node_ip() };
+                self.left.insert((protocol, destination, at(recorded, source.port())));
             }
             _ => {}
         }
