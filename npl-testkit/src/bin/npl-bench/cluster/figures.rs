@@ -23,7 +23,8 @@ pub(super) struct AddressFigures {
 
 /// The figures that compare the mapping with every other address of the Pod, on one cluster.
 pub(super) struct ClusterFigures {
-    pub(super) own: AddressFigures,
+    /// `None` if clients outside of the cluster have no route to Pods.
+    pub(super) own: Option<AddressFigures>,
     pub(super) same_node: AddressFigures,
     /// `None` if the Service serves its node port only on the Nodes of its Pods.
     pub(super) other_node: Option<AddressFigures>,
@@ -44,7 +45,7 @@ macro_rules! address_figures {
 macro_rules! cluster_figures {
     ($stage:expr, $mode:literal) => {
         ClusterFigures {
-            own: address_figures!($stage, $mode, "own-address", "the Pod's own address", NEAR, NEAR_RATE),
+            own: Some(address_figures!($stage, $mode, "own-address", "the Pod's own address", NEAR, NEAR_RATE)),
             same_node: address_figures!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD, AHEAD_RATE),
             other_node: Some(address_figures!(
                 $stage,
@@ -69,7 +70,7 @@ pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nft
 /// The figures with Cilium in place of kube-proxy, and with NPL's `--forwarding stack`. The Service has the external
 /// traffic policy `Local`, with which Cilium, like NPL, keeps the client's address.
 pub(super) static CILIUM: ClusterFigures = ClusterFigures {
-    own: address_figures!(Stage::Cilium, "cilium", "own-address", "the Pod's own address", NEAR, NEAR_RATE),
+    own: None,
     same_node: address_figures!(Stage::Cilium, "cilium", "same-node", "Cilium's NodePort", AHEAD, AHEAD_RATE),
     other_node: None,
 };
@@ -87,7 +88,7 @@ pub(crate) fn figures() -> impl Iterator<Item = &'static Figure> {
     let comparisons = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD, &CILIUM];
     let of_requests = comparisons
         .into_iter()
-        .flat_map(|ClusterFigures { own, same_node, other_node }| [own, same_node].into_iter().chain(other_node));
+        .flat_map(|ClusterFigures { own, same_node, other_node }| own.iter().chain([same_node]).chain(other_node));
     let of_requests =
         of_requests.flat_map(|AddressFigures { request, rate, connection, busy }| [request, rate, connection, busy]);
     of_requests.chain([&ADDRESS, &ANNOTATION, &MARGIN])

@@ -139,8 +139,9 @@ fn measure_addresses(
     samples: &mut Samples,
 ) -> Result<()> {
     let Targets { own, mapping, same_node, other_node } = *targets;
-    let mut others = vec![(&comparisons.own, own), (&comparisons.same_node, same_node)];
-    others.extend(comparisons.other_node.as_ref().map(|figures| (figures, other_node)));
+    let ClusterFigures { own: to_own, same_node: to_same_node, other_node: to_other_node } = comparisons;
+    let others = [(to_own.as_ref(), own), (Some(to_same_node), same_node), (to_other_node.as_ref(), other_node)];
+    let others: Vec<_> = others.into_iter().filter_map(|(figures, address)| Some((figures?, address))).collect();
     let servers: Vec<SocketAddr> = iter::once(mapping).chain(others.iter().map(|(_, address)| *address)).collect();
     for round in 0..effort.rounds {
         ensure!(!interrupt::is_requested(), "interrupted");
