@@ -20,6 +20,9 @@ const PODS: usize = 6;
 const SERVICES: usize = 3;
 const OTHERS: usize = 3;
 
+/// An interface index above those of all Pods' devices.
+const FIRST_INDEX: usize = 1_000_000;
+
 /// The forwarding modes of restarted agents.
 const MODES: [&str; 3] = ["redirect", "stack", "offload"];
 
@@ -57,6 +60,8 @@ pub(super) struct Churn {
     devices: BTreeSet<String>,
     /// The number of Pods that have been created, which distinguishes successive Pods with the same name.
     created: usize,
+    /// The number of interface indexes that devices of the churn have got.
+    devices_created: usize,
     latest: VecDeque<String>,
 }
 
@@ -115,6 +120,7 @@ impl Churn {
             addresses: BTreeSet::new(),
             devices: BTreeSet::new(),
             created: 0,
+            devices_created: 0,
             latest: VecDeque::new(),
         }
     }
@@ -182,8 +188,14 @@ impl Churn {
             Kind::Ports => self.change_ports(world, service),
             Kind::Sources => self.change_sources(world, service),
             Kind::Address => self.toggle_address(world, other),
-            Kind::Veth => self.toggle_device(world, &format!("up{other}"), &veth(other)),
-            Kind::Vlan => self.toggle_device(world, &format!("eth0.10{other}"), &vlan(other)),
+            Kind::Veth => {
+                let batches = veth(other, self.next_index());
+                self.toggle_device(world, &format!("up{other}"), &batches);
+            }
+            Kind::Vlan => {
+                let batches = vlan(other, self.next_index());
+                self.toggle_device(world, &format!("eth0.10{other}"), &batches);
+            }
             Kind::Request => self.request(world, false),
             Kind::LocalRequest => self.request(world, true),
             Kind::Termination => {
@@ -282,6 +294,13 @@ impl Churn {
         world.topology.node().ip(&lines).unwrap();
     }
 
+    /// Returns the interface index of a new device. The next index is free, too. The kernel would choose an index that
+    /// the test kit later gives to the device of a new Pod.
+    fn next_index(&mut self) -> usize {
+        self.devices_created += 1;
+        FIRST_INDEX + 2 * self.devices_created
+    }
+
     /// Removes a device, or adds it by the first of these batches of `ip` commands that succeeds.
     fn toggle_device(&mut self, world: &World, name: &str, batches: &[String]) {
         let node = world.topology.node();
@@ -360,22 +379,22 @@ fn patch_service(world: &World, number: usize, patch: &Value) {
     world.cluster.client().merge_patch(&path, patch).unwrap();
 }
 
-/// Adds a veth pair whose Node end is an uplink.
-fn veth(number: usize) -> Vec<String> {
-    let name = format!("up{number}");
+/// Adds a veth pair whose Node end is an uplink. The ends get `index` and the next interface index.
+fn veth(number: usize, index: usize) -> Vec<String> {
+    let (name, of_peer) = (format!("up{number}"), index + 1);
     vec![format!(
-        "link add {name} type veth peer name {name}-end\nlink set {name}-end up\nlink set {name} up\n\
+        "link add {name} index {index} type veth peer name {name}-end index {of_peer}\nlink set {name}-end up\nlink set {name} up\n\
          addr add 198.18.{number}.1/24 dev {name}\naddr add fd00:18:{number}::1/64 dev {name} nodad"
     )]
 }
 
 /// Adds a VLAN device, or a macvlan device if the kernel does not support VLANs.
-fn vlan(number: usize) -> Vec<String> {
+fn vlan(number: usize, index: usize) -> Vec<String> {
     let name = format!("eth0.10{number}");
     let kinds = [format!("vlan id 10{number}"), "macvlan mode bridge".to_owned()];
     let batch = |kind: &String| {
         format!(
-            "link add link eth0 name {name} type {kind}\nlink set {name} up\n\
+            "link add link eth0 name {name} index {index} type {kind}\nlink set {name} up\n\
              addr add 198.18.10{number}.1/24 dev {name}\naddr add fd00:18:10{number}::1/64 dev {name} nodad"
         )
     };
