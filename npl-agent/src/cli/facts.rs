@@ -231,7 +231,8 @@ fn sysctls(devices: &[Device]) -> Sysctls {
     }
 }
 
-fn setting(path: &str) -> Setting {
+/// Reads a sysctl of the process's network namespace; `path` is relative to `/proc/sys`.
+pub(super) fn setting(path: &str) -> Setting {
     let file = Path::new(SYSCTLS).join(path);
     match fs::read_to_string(&file) {
         Ok(text) => Setting::Is(text.trim().to_owned()),

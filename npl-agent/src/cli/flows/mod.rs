@@ -2,15 +2,16 @@
 //! `npl-agent flows`: lists the entries of NPL's flow tables, with the Pod's name and the addresses of client, Node and
 //! Pod, and with the packets and bytes that kernel conntrack has counted.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{duration, note, print, table};
+use super::{duration, facts::setting, note, print, table};
 use crate::{
     config::args::{FlowsArgs, OutputFormat, ViewArgs},
     core::{
+        doctor::Setting,
         model::{ConnectionTraffic, Frontend, Protocol, sources::SourceRange},
         view::{AgentView, NodePortView},
     },
@@ -19,9 +20,9 @@ use crate::{
     nft_guard::{ConnectionKey, connection_traffic},
 };
 
-/// The file of the sysctl that makes kernel conntrack count packets and bytes. The file does not exist if the kernel
-/// has no conntrack, or has not loaded it.
-const ACCOUNTING: &str = "/proc/sys/net/netfilter/nf_conntrack_acct";
+/// The sysctl that makes kernel conntrack count packets and bytes. The sysctl does not exist if the kernel has no
+/// conntrack, or has not loaded it.
+const ACCOUNTING: &str = "net/netfilter/nf_conntrack_acct";
 
 /// The packets and bytes of each connection of kernel conntrack.
 type Traffic = BTreeMap<ConnectionKey, ConnectionTraffic>;
@@ -127,8 +128,7 @@ pub(super) async fn document(view: &ViewArgs, runtime_dir: &Path) -> anyhow::Res
 
 /// Returns the packets and bytes that kernel conntrack has counted, and a remark if there are none.
 fn counted() -> (Traffic, Option<String>) {
-    let is_counting = fs::read_to_string(ACCOUNTING).is_ok_and(|text| text.trim() == "1");
-    if !is_counting {
+    if !matches!(setting(ACCOUNTING), Setting::Is(value) if value == "1") {
         let remark = "the flows are shown without packets and bytes: for new flows, set \
             net.netfilter.nf_conntrack_acct=1 on this Node";
         return (Traffic::new(), Some(remark.to_owned()));
