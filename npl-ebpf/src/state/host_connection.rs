@@ -17,9 +17,8 @@ use crate::{
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
 /// the packet is recorded under this address; otherwise, under the Node's primary address, if a later program may
-/// masquerade the packet. NPL may have translated a
-/// reply already on another device: on the Pod's device in redirect mode, or on an upper device such as a VLAN. Such a
-/// reply is not recorded.
+/// masquerade the packet. NPL may have translated a reply already on another device: on the Pod's device in redirect
+/// mode, or on an upper device such as a VLAN. Such a reply is not recorded.
 ///
 /// A RST is not recorded, because the host answers a client of an unmapped port with a RST, and this client has no host
 /// connection.
