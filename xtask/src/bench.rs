@@ -24,12 +24,11 @@ pub(crate) struct Options {
 
 /// Builds the agent and the bench, and runs the bench.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let names = |text: &str| options.arguments.iter().any(|argument| argument.contains(text));
     let parts =
         Parts::make_for(&["--features", "npl-testkit/bench", "--bin", "npl-bench"], extent(&options.arguments))?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     parts.pass_to(&mut bench);
-    if names("feed") {
+    if names(&options.arguments, "feed") {
         bench.env("NPL_BALANCERS_DIR", setup::balancers()?);
     }
     bench.args(&options.arguments);
@@ -42,13 +41,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 /// Returns the components of Kubernetes that the figures in the bench's arguments need. Figures of a real cluster have
 /// names such as `cluster/iptables/…`, and `--only` selects figures by a part of the name.
 fn extent(arguments: &[String]) -> Extent {
-    let selects = |text: &str| arguments.iter().any(|argument| argument.contains(text));
-    let mut extent = Extent::new();
-    extent.extend(selects("cluster").then_some(Component::Nodes));
+    if !names(arguments, "cluster") {
+        return Extent::new();
+    }
     let others = ["cluster/iptables", "cluster/nftables", "cluster/created", "cluster/address", "cluster/annotation"];
-    let has_cilium = selects("cluster") && !others.into_iter().any(selects);
-    extent.extend(has_cilium.then_some([Component::Cilium, Component::Clang]).into_iter().flatten());
-    extent
+    let has_cilium = !others.into_iter().any(|text| names(arguments, text));
+    Component::of_networks(&[if has_cilium { "cilium" } else { "bridge" }.to_owned()])
+}
+
+/// Whether an argument of the bench contains a text.
+fn names(arguments: &[String], text: &str) -> bool {
+    arguments.iter().any(|argument| argument.contains(text))
 }
 
 /// Runs the bench, prints its result and draws the picture.

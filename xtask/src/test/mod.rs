@@ -103,8 +103,7 @@ impl Options {
         if self.former_agent.is_some() || self.soak.is_some() {
             return Extent::new();
         }
-        // If no network is chosen, the tests use the bridge network and flannel, and need all components of
-        // `ALL_TESTS`.
+        // If no network is chosen, the tests run on several networks, whose components are in `ALL_TESTS`.
         if self.network.is_empty() {
             return ALL_TESTS.into();
         }
