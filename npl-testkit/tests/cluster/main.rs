@@ -174,21 +174,22 @@ const POLICY_TESTS: &[ClusterTest] = &[
         network_policy::a_network_policy_does_not_end_open_connections,
     )
     .except_on(Cni::is_cilium),
+];
+
+/// Tests of policies that only Calico has.
+const CALICO_TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "a_global_network_policy_admits_the_named_clients_alone",
         calico::a_global_network_policy_admits_the_named_clients_alone,
-    )
-    .except_on(|cni| !cni.is_calico()),
+    ),
     ClusterTest::new(
         "host_endpoint_policies_match_the_translated_packet",
         calico::host_endpoint_policies_match_the_translated_packet,
-    )
-    .except_on(|cni| !cni.is_calico()),
+    ),
     ClusterTest::new(
         "redirected_packets_bypass_every_policy_of_calico",
         calico::redirected_packets_bypass_every_policy_of_calico,
-    )
-    .except_on(|cni| !cni.is_calico()),
+    ),
 ];
 
 /// Tests of features that only Cilium has.
@@ -221,18 +222,20 @@ const OFFLOAD_POLICY_TESTS: &[ClusterTest] = &[
     )
     .except_on(Cni::is_cilium),
     ClusterTest::new(
+        "network_daemons_are_killed_and_restarted_while_agents_offload",
+        restarts::network_daemons_are_killed_and_restarted,
+    ),
+];
+
+/// Tests of [`CALICO_TESTS`] that are repeated after [`OFFLOAD_TESTS`] have enabled offload.
+const OFFLOAD_CALICO_TESTS: &[ClusterTest] = &[
+    ClusterTest::new(
         "a_global_network_policy_admits_the_named_clients_alone_while_agents_offload",
         calico::a_global_network_policy_admits_the_named_clients_alone,
-    )
-    .except_on(|cni| !cni.is_calico()),
+    ),
     ClusterTest::new(
         "host_endpoint_policies_match_the_translated_packet_while_agents_offload",
         calico::host_endpoint_policies_match_the_translated_packet,
-    )
-    .except_on(|cni| !cni.is_calico()),
-    ClusterTest::new(
-        "network_daemons_are_killed_and_restarted_while_agents_offload",
-        restarts::network_daemons_are_killed_and_restarted,
     ),
 ];
 
@@ -281,7 +284,7 @@ fn default_suites() -> Vec<Suite> {
         ),
         Suite::new(
             Network::new(Cni::CalicoVxlan, KubeProxy::Iptables),
-            &[POLICY_TESTS, DAEMON_TESTS, NETWORK_TESTS, AGENT_RESTART_TESTS],
+            &[POLICY_TESTS, CALICO_TESTS, DAEMON_TESTS, NETWORK_TESTS, AGENT_RESTART_TESTS],
         ),
         Suite::new(
             Network::new(Cni::CiliumNative, KubeProxy::None),
@@ -294,8 +297,12 @@ fn default_suites() -> Vec<Suite> {
 fn whole_suite(network: Network) -> Suite {
     if network.cni.has_policy_engine() {
         // The test that publishes two hundred Pods leaves them running, so the policy tests run before it.
-        let own = if network.cni.is_cilium() { CILIUM_TESTS } else { &[] };
-        let offload = [OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS].concat();
+        let (own, own_offload): (&[ClusterTest], &[ClusterTest]) = match network.cni {
+            cni if cni.is_calico() => (CALICO_TESTS, OFFLOAD_CALICO_TESTS),
+            cni if cni.is_cilium() => (CILIUM_TESTS, &[]),
+            _ => (&[], &[]),
+        };
+        let offload = [OFFLOAD_TESTS, OFFLOAD_POLICY_TESTS, own_offload].concat();
         return Suite::new(network, &[POLICY_TESTS, own, DAEMON_TESTS, TESTS, &offload, CHART, UNINSTALL]);
     }
     if network.cni == Cni::Bridge {
