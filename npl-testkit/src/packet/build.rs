@@ -2,6 +2,7 @@
 //! Builds bytes from packet values.
 
 use super::checksum::{Sums, pseudo_header};
+use super::protocol_number::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Tcp, Transport, Udp};
 
 /// The `EtherType` of an IEEE 802.1Q tag.
@@ -10,13 +11,6 @@ pub(super) const ETHERTYPE_VLAN: u16 = 0x8100;
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 /// `EtherType` of IPv6.
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
-
-/// The IP protocol number of ICMP; the next constants are the numbers of other protocols.
-pub(super) const ICMP: u8 = 1;
-pub(super) const TCP: u8 = 6;
-pub(super) const UDP: u8 = 17;
-pub(super) const ICMPV6: u8 = 58;
-pub(super) const SCTP: u8 = 132;
 
 /// The offset of the checksum in the IPv4 header; the next constants are the offsets in other headers.
 const IPV4_CHECKSUM: usize = 10;

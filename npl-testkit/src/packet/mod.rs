@@ -26,6 +26,16 @@ pub use self::checksum::ones_complement_sum;
 pub use self::parse::ParseError;
 pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 
+pub mod protocol_number {
+    //! IP protocol numbers.
+
+    pub const ICMP: u8 = 1;
+    pub const TCP: u8 = 6;
+    pub const UDP: u8 = 17;
+    pub const ICMPV6: u8 = 58;
+    pub const SCTP: u8 = 132;
+}
+
 pub mod tcp_flags {
     /// The sender has no more data.
     pub const FIN: u8 = 0x01;

@@ -3,8 +3,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::build::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, ICMP, ICMPV6, SCTP, TCP, UDP, transport_sums};
+use super::build::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, transport_sums};
 use super::checksum::Sums;
+use super::protocol_number::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Sctp, Tcp, Transport, Udp};
 
 /// The reason why bytes cannot be parsed.

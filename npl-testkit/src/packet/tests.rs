@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use super::build::UDP;
+use super::protocol_number::UDP;
 use super::tcp_flags::{ACK, PSH, SYN};
 use super::*;
 

@@ -106,3 +106,8 @@ addr add 2001:db8:0:3::2/64 dev {device} nodad
 route add default via 203.0.113.10 dev {device}
 route add default via 2001:db8:0:3::10 dev {device}",
 };
+
+/// Returns the range that contains only this address, such as `192.0.2.1/32`.
+pub fn host_prefix(address: IpAddr) -> String {
+    format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
+}

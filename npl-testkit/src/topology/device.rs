@@ -80,7 +80,7 @@ impl Device {
 
     /// Adds a permanent neighbor entry on this device: `ip` has the MAC address of `peer`.
     pub(super) fn fix_neighbour(&self, ip: Ipv4Addr, peer: &Self) -> Result<()> {
-        let address = peer.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
+        let address = mac_text(peer.link_address()?);
         let entry = format!("neigh replace {ip} lladdr {address} dev {} nud permanent", self.name);
         self.netns.ip(&entry).map(drop)
     }
@@ -98,4 +98,9 @@ impl Device {
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {
         self.netns.ip(&format!("link set {} mtu {mtu}", self.name)).map(drop)
     }
+}
+
+/// Returns a MAC address as text, as `ip` and `ovs-ofctl` read it.
+pub fn mac_text(address: [u8; 6]) -> String {
+    address.map(|byte| format!("{byte:02x}")).join(":")
 }

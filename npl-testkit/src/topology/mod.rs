@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-pub use self::address::{ClientAddresses, NodeAddresses, PodAddresses};
+pub use self::address::{ClientAddresses, NodeAddresses, PodAddresses, host_prefix};
 use self::address::{FIRST_UPLINK, GATEWAY, SECOND_UPLINK};
-pub use self::device::{Device, Offload};
+pub use self::device::{Device, Offload, mac_text};
 use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;

@@ -2,19 +2,18 @@
 //! Kills agents and cleanups at steps of their work, and tests that the cleanup restores the Node's kernel state of
 //! before the first agent, byte for byte, and that its dry run changes nothing.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use aya::maps::{HashMap, MapData};
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
+use npl_testkit::tools;
 use npl_testkit::topology::MASQUERADE;
-use npl_testkit::{mounts, tools};
 
-use crate::fault_points::{FaultPoint, MODES, SYSTEM_CALLS, number_of_points, points_of, spread, traced};
+use crate::fault_points::{FaultPoint, MODES, number_of_points, points_of, spread, strace_arguments, traced};
+use crate::node_state::{self, State, add_tree, difference};
 use crate::world::World;
 
 /// A rule by which packets with a mark use the table `main`, so that the agent marks connections (see the tests
@@ -24,50 +23,25 @@ const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024"
 /// Sysctls whose values change by themselves.
 const COUNTERS: [&str; 1] = ["/proc/sys/net/netfilter/nf_conntrack_count"];
 
-/// State as text: the name of each part, and its value.
-type State = BTreeMap<String, String>;
-
 /// Returns all state of the Node's kernel that an agent could change.
 fn state(world: &World, cgroup: &ClientCgroup) -> State {
     let node = world.topology.node();
-    let mut state = State::new();
-    for line in [
+    let further = [
         "nft list ruleset",
-        "tc qdisc show",
         "tc filter show dev eth0 ingress",
         "tc filter show dev eth0 egress",
         "tc filter show dev npl1 ingress",
         "tc filter show dev npl1 egress",
         "bpftool net show",
         "ip -details link show",
-        "ip -brief address show",
-        "ip rule show",
-        "ip -6 rule show",
-        "ip -4 route show table all",
-        "ip -6 route show table all",
-    ] {
-        let mut words = line.split(' ');
-        let mut command = node.command(words.next().unwrap()).unwrap();
-        state.insert(line.to_owned(), tools::output(command.args(words)).unwrap());
-    }
+    ];
+    let mut state = node_state::of_network(node, &further.map(str::to_owned));
     let mut show = Command::new("bpftool");
     let attached = tools::output(show.args(["cgroup", "show"]).arg(cgroup.path())).unwrap();
     state.insert("programs of the cgroup".to_owned(), attached);
     add_tree(world.bpffs.path(), &mut state);
     node.run(|| add_sysctls(Path::new("/proc/sys/net"), &mut state)).unwrap();
     state
-}
-
-/// Adds the pins and directories of a BPF file system, with their permissions.
-fn add_tree(folder: &Path, state: &mut State) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let mode = fs::metadata(&path).unwrap().permissions().mode();
-        state.insert(path.display().to_string(), format!("{mode:o}"));
-        if path.is_dir() {
-            add_tree(&path, state);
-        }
-    }
 }
 
 /// Adds the readable sysctls below a folder.
@@ -86,10 +60,8 @@ fn add_sysctls(folder: &Path, state: &mut State) {
 
 #[track_caller]
 fn assert_same(before: &State, after: &State, stage: &str) {
-    let names = before.keys().chain(after.keys()).filter(|name| before.get(*name) != after.get(*name));
-    let differing: BTreeMap<&String, [Option<&String>; 2]> =
-        names.map(|name| (name, [before.get(name), after.get(name)])).collect();
-    assert!(differing.is_empty(), "{stage}: {differing:#?}");
+    let differing = difference(before, after);
+    assert!(differing.is_empty(), "{stage}:\n{differing}");
 }
 
 /// Runs the dry run, which must change nothing, and then the cleanup.
@@ -119,8 +91,11 @@ fn is_killed_at(point: &FaultPoint, options: Options, trace: &Path) -> bool {
 fn traced_cleanup(world: &World, trace: &Path, further: &[String]) -> Command {
     let options = world.agent_options(&[]);
     let mut command = options.netns.command("strace").unwrap();
-    command.args(["-f", "-qq", "-o"]).arg(trace).arg("-e").arg(format!("trace={SYSTEM_CALLS}")).args(further);
-    command.arg(&options.binary).args(["cleanup", "--bpffs"]).arg(&options.bpffs);
+    command
+        .args(strace_arguments(trace, further))
+        .arg(&options.binary)
+        .args(["cleanup", "--bpffs"])
+        .arg(&options.bpffs);
     command
 }
 
@@ -141,10 +116,8 @@ fn world_with_others() -> (World, ClientCgroup, String) {
     ))
     .unwrap();
     HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(world.bpffs.path().join("foreign")).unwrap();
-    let cgroup = world.run.client_cgroup("clients").unwrap();
-    let shown = world.run.file("cgroup");
-    mounts::bind(cgroup.path(), &shown).unwrap();
-    (world, cgroup, shown.to_str().unwrap().to_owned())
+    let (cgroup, shown) = world.client_cgroup();
+    (world, cgroup, shown)
 }
 
 #[test]

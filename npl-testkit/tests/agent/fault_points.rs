@@ -4,13 +4,13 @@
 //! the start.
 
 use std::collections::BTreeMap;
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use npl_common::names::PROGRAM_DIR;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::echo::Protocol;
+use npl_testkit::extent;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::restart::writes;
@@ -24,12 +24,12 @@ const POINTS: usize = 3;
 
 /// The number of points at which a test kills processes.
 pub(crate) fn number_of_points() -> usize {
-    env::var("NPL_FAULT_POINTS").map_or(POINTS, |text| text.parse().unwrap())
+    extent::number("NPL_FAULT_POINTS").unwrap().map_or(POINTS, |number| usize::try_from(number).unwrap())
 }
 
 /// The system calls at which an agent is killed: those that change maps, programs, links and pins, and those that send
 /// netlink requests. `sendto` also sends requests to the API server.
-pub(crate) const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
+const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
 
 /// The forwarding modes of successive starts, so that each start also changes the programs of devices.
 pub(crate) const MODES: [&str; 3] = ["stack", "redirect", "offload"];
@@ -49,11 +49,15 @@ impl FaultPoint {
     }
 }
 
+/// Returns strace's arguments ahead of the program: trace [`SYSTEM_CALLS`] into a file, and do what `further` says.
+pub(crate) fn strace_arguments(trace: &Path, further: &[String]) -> Vec<String> {
+    let fixed = ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e"].map(str::to_owned);
+    [&fixed[..], &[format!("trace={SYSTEM_CALLS}")], further].concat()
+}
+
 /// Options of an agent that runs under strace. The tracer is a grandchild (`-D`), so that the process is the agent.
 pub(crate) fn traced(mut options: Options, trace: &Path, further: &[String]) -> Options {
-    let trace = trace.to_str().unwrap();
-    let fixed = ["strace", "-D", "-f", "-qq", "-o", trace, "-e"].map(str::to_owned);
-    options.wrapper = [&fixed[..], &[format!("trace={SYSTEM_CALLS}")], further].concat();
+    options.wrapper = [&["strace", "-D"].map(str::to_owned)[..], &strace_arguments(trace, further)].concat();
     options
 }
 

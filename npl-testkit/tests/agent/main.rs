@@ -32,6 +32,7 @@ mod main_job;
 mod monitoring;
 mod namespaces;
 mod node_networks;
+mod node_state;
 mod packet_trace;
 mod recipes;
 mod redirect;

@@ -115,15 +115,21 @@ impl World {
     /// Creates a cluster as [`Self::with_agent`] does, with socket programs for a cgroup, and with one served Pod.
     pub(crate) fn with_local_clients(flags: &[&str]) -> (Self, ClientCgroup) {
         let mut world = Self::new();
-        let cgroup = world.run.client_cgroup("clients").unwrap();
-        // /sys does not show the Node's cgroups, as in the DaemonSet's container, so the hierarchy is mounted at
-        // another path.
-        let shown = world.run.file("cgroup");
-        mounts::bind(cgroup.path(), &shown).unwrap();
+        let (cgroup, shown) = world.client_cgroup();
         world.create_node();
-        world.start_agent(&[&["--cgroup", shown.to_str().unwrap()], flags].concat());
+        world.start_agent(&[&["--cgroup", &shown], flags].concat());
         world.serve(&["web-0"]);
         (world, cgroup)
+    }
+
+    /// Creates a cgroup for local clients. Returns the cgroup, and the path for `--cgroup`.
+    pub(crate) fn client_cgroup(&self) -> (ClientCgroup, String) {
+        let cgroup = self.run.client_cgroup("clients").unwrap();
+        // /sys does not show the Node's cgroups, as in the DaemonSet's container, so the hierarchy is mounted at
+        // another path.
+        let shown = self.run.file("cgroup");
+        mounts::bind(cgroup.path(), &shown).unwrap();
+        (cgroup, shown.to_str().unwrap().to_owned())
     }
 
     /// Creates a cluster as [`Self::with_agent`] does, with a proxy between the agent and the API server. The test

@@ -8,7 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use npl_testkit::echo::Protocol::{self, Tcp, Udp};
-use npl_testkit::real_cluster::{Node, client_addresses};
+use npl_testkit::real_cluster::client_addresses;
+use npl_testkit::topology::host_prefix;
 use serde_json::{Value, json};
 
 use self::Ports::{All, Closed, OfTheNode, OfThePod};
@@ -75,8 +76,8 @@ enum Ports {
     OfTheNode,
 }
 
-/// A rule for packets from the outside client with this protocol and these destination ports.
-struct Rule(&'static str, Protocol, Ports);
+/// A rule for packets from the outside client with these protocols and destination ports.
+struct Rule(&'static str, &'static [Protocol], Ports);
 
 /// A policy for the host endpoint, and its effect on the outside client's requests to node ports.
 struct Case {
@@ -87,9 +88,9 @@ struct Case {
     answered: &'static [Protocol],
 }
 
-const NAMES_THE_CLIENT: &[Rule] = &[Rule("Deny", Tcp, All), Rule("Deny", Udp, All)];
-const NAMES_THE_POD_PORT: &[Rule] = &[Rule("Deny", Tcp, OfThePod)];
-const NAMES_THE_NODE_PORTS: &[Rule] = &[Rule("Deny", Tcp, OfTheNode), Rule("Deny", Udp, OfTheNode)];
+const NAMES_THE_CLIENT: &[Rule] = &[Rule("Deny", &TRANSPORTS, All)];
+const NAMES_THE_POD_PORT: &[Rule] = &[Rule("Deny", &[Tcp], OfThePod)];
+const NAMES_THE_NODE_PORTS: &[Rule] = &[Rule("Deny", &TRANSPORTS, OfTheNode)];
 
 const CASES: &[Case] = &[
     Case {
@@ -132,23 +133,13 @@ const CASES: &[Case] = &[
     Case {
         name: "a preDNAT policy that admits the node ports and denies the rest",
         stage: PreDnat,
-        rules: &[
-            Rule("Allow", Tcp, OfTheNode),
-            Rule("Allow", Udp, OfTheNode),
-            Rule("Deny", Tcp, All),
-            Rule("Deny", Udp, All),
-        ],
+        rules: &[Rule("Allow", &TRANSPORTS, OfTheNode), Rule("Deny", &TRANSPORTS, All)],
         answered: &[],
     },
     Case {
         name: "a preDNAT policy that admits the Pod's ports and denies the rest",
         stage: PreDnat,
-        rules: &[
-            Rule("Allow", Tcp, OfThePod),
-            Rule("Allow", Udp, OfThePod),
-            Rule("Deny", Tcp, All),
-            Rule("Deny", Udp, All),
-        ],
+        rules: &[Rule("Allow", &TRANSPORTS, OfThePod), Rule("Deny", &TRANSPORTS, All)],
         answered: &TRANSPORTS,
     },
     Case {
@@ -160,8 +151,9 @@ const CASES: &[Case] = &[
 ];
 
 impl Rule {
-    fn object(&self, node_ports: &[u16]) -> Value {
-        let Self(action, protocol, ports) = self;
+    /// Returns one object for each protocol, because a rule of Calico has one protocol.
+    fn objects(&self, node_ports: &[u16]) -> Vec<Value> {
+        let Self(action, protocols, ports) = self;
         let ports: &[u16] = match ports {
             All => &[],
             Closed => &[CLOSED_PORT],
@@ -169,12 +161,15 @@ impl Rule {
             OfTheNode => node_ports,
         };
         // Calico reads an empty list as all ports.
-        json!({
-            "action": action,
-            "protocol": protocol.to_string().to_uppercase(),
-            "source": {"nets": nets(&client_addresses())},
-            "destination": {"ports": ports},
-        })
+        let object = |protocol: &Protocol| {
+            json!({
+                "action": action,
+                "protocol": protocol.to_string().to_uppercase(),
+                "source": {"nets": nets()},
+                "destination": {"ports": ports},
+            })
+        };
+        protocols.iter().map(object).collect()
     }
 }
 
@@ -182,8 +177,8 @@ impl Case {
     /// The policy of this case. Its first rule drops connections of the client to [`CLOSED_PORT`], by which the test
     /// recognizes that the policy is in effect even if the policy does not apply to node ports.
     fn policy(&self, node_ports: &[u16]) -> Value {
-        let rules = [Rule("Deny", Tcp, Closed)];
-        let mut rules: Vec<Value> = rules.iter().chain(self.rules).map(|rule| rule.object(node_ports)).collect();
+        let closed = [Rule("Deny", &[Tcp], Closed)];
+        let mut rules: Vec<Value> = closed.iter().chain(self.rules).flat_map(|rule| rule.objects(node_ports)).collect();
         let mut policy = policy(POLICY, &format!("npl-test == '{ENDPOINT}'"), &json!([]));
         let fields: &[&str] = match self.stage {
             Stage::Node => &[],
@@ -213,9 +208,9 @@ fn policy(name: &str, selector: &str, ingress: &Value) -> Value {
     })
 }
 
-fn nets(addresses: &[IpAddr]) -> Vec<String> {
-    let net = |address: &IpAddr| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
-    addresses.iter().map(net).collect()
+/// The ranges of the outside client's addresses.
+fn nets() -> [String; 2] {
+    client_addresses().map(host_prefix)
 }
 
 pub(crate) fn a_global_network_policy_admits_the_named_clients_alone(world: &mut World) {
@@ -238,11 +233,10 @@ pub(crate) fn redirected_packets_bypass_every_policy_of_calico(world: &mut World
 /// Applies `GlobalNetworkPolicies` for the Pods of the shop, and asserts which clients are answered.
 fn assert_policies_of_pods(world: &World, forwarding: Forwarding) {
     let pod = world.wait_for_shop(4).into_values().next().unwrap();
-    let other = world.cluster.nodes().iter().map(Node::name).find(|name| *name != pod.node).unwrap();
-    let (outside, other) = (clients::outside(world), clients::node(world, &other));
+    let (outside, other) = (clients::outside(world), clients::node(world, &world.other_node(&pod).name()));
     let neighbor = clients::pod_on(world, &pod.node);
-    let admit = json!([{"action": "Allow", "source": {"nets": nets(&client_addresses())}}]);
-    let deny = json!([{"action": "Deny", "source": {"nets": nets(&client_addresses())}}, {"action": "Allow"}]);
+    let admit = json!([{"action": "Allow", "source": {"nets": nets()}}]);
+    let deny = json!([{"action": "Deny", "source": {"nets": nets()}}, {"action": "Allow"}]);
     let clients = [&outside, &other, &neighbor];
     let answers = || {
         thread::scope(|scope| {

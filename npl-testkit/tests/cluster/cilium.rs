@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::real_cluster::{Node, NodeNumber, client_addresses};
+use npl_testkit::topology::host_prefix;
 use serde_json::{Value, json};
 
 use crate::clients;
@@ -33,14 +34,10 @@ fn policy(ranges: &[String]) -> Value {
 pub(crate) fn a_cilium_network_policy_admits_the_named_client_at_the_named_port(world: &mut World) {
     let pod = world.wait_for_shop(4).into_values().next().unwrap();
     let outside = clients::outside(world);
-    let other = world.cluster.nodes().iter().map(Node::name).find(|name| *name != pod.node).unwrap();
-    let other = clients::node(world, &other);
+    let other = clients::node(world, &world.other_node(&pod).name());
     let api = world.cluster.cluster().client();
     let policies = format!("/apis/cilium.io/v2/namespaces/{NAMESPACE}/ciliumnetworkpolicies");
-    let ranges = |addresses: [std::net::IpAddr; 2]| {
-        addresses.map(|address| format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 }))
-    };
-    api.create(&policies, &policy(&ranges(client_addresses()))).unwrap();
+    api.create(&policies, &policy(&client_addresses().map(host_prefix))).unwrap();
     // In each family, one of the Pod's node ports is mapped to the TCP port.
     wait("the policy to refuse UDP and the client on the other Node", &|| {
         answering(world, &outside, &pod) == PORTS / 2 && answering(world, &other, &pod) == 0

@@ -4,7 +4,7 @@
 
 use std::thread;
 
-use npl_testkit::real_cluster::{Node, client_addresses};
+use npl_testkit::real_cluster::client_addresses;
 
 use crate::clients;
 use crate::traffic::{PORTS, assert_served};
@@ -36,7 +36,7 @@ pub(crate) fn a_policy_for_the_clients_address_is_enforced(world: &mut World) {
     let pod = shop.values().next().unwrap();
     let netns = world.cluster.node(&pod.node).unwrap().netns().clone();
     let outside = clients::outside(world);
-    let other = world.cluster.nodes().iter().map(Node::number).find(|it| it.name() != pod.node).unwrap();
+    let other = world.other_node(pod);
     let other_node = clients::node(world, &other.name());
     let entries = world.entries(&pod.name, PORTS);
 

@@ -7,7 +7,8 @@ use std::thread;
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
-use npl_testkit::real_cluster::{Node, client_addresses};
+use npl_testkit::real_cluster::client_addresses;
+use npl_testkit::topology::host_prefix;
 use npl_testkit::traffic::{tcp_ask, tcp_connect};
 use serde_json::{Value, json};
 
@@ -67,13 +68,10 @@ pub(crate) fn a_network_policy_admits_the_named_clients_alone(world: &mut World)
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();
     let outside = clients::outside(world);
-    let other = world.cluster.nodes().iter().map(Node::name).find(|name| *name != pod.node).unwrap();
-    let other = clients::node(world, &other);
+    let other = clients::node(world, &world.other_node(pod).name());
     let api = world.cluster.cluster().client();
-    let blocks: Vec<Value> = client_addresses()
-        .into_iter()
-        .map(|address| json!({"ipBlock": {"cidr": format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })}}))
-        .collect();
+    let blocks: Vec<Value> =
+        client_addresses().into_iter().map(|address| json!({"ipBlock": {"cidr": host_prefix(address)}})).collect();
     api.create(&policies(), &policy(&json!([{"from": blocks}]))).unwrap();
     wait("the policy to refuse the client on the other Node", &|| answering(world, &other, pod) == 0);
     assert_eq!(assert_served(world, &outside, pod), PORTS, "the policy names this client");

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Entry, annotation_of, pods_with_label, timeout_option};
-use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
+use npl_testkit::real_cluster::{KubeProxy, Node, NodeNumber, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{agent, poll, tools};
 use serde_json::Value;
@@ -137,6 +137,11 @@ impl World {
         let wanted = |value: Option<&str>| read(value).is_some();
         let value = self.cluster.cluster().wait_for_annotation(NAMESPACE, pod, LIMIT, wanted).unwrap();
         read(value.as_deref()).unwrap()
+    }
+
+    /// Returns a Node on which a Pod does not run.
+    pub(crate) fn other_node(&self, pod: &Pod) -> NodeNumber {
+        self.cluster.nodes().iter().map(Node::number).find(|number| number.name() != pod.node).unwrap()
     }
 
     /// Waits until the shop has `count` Pods, all ready and annotated.

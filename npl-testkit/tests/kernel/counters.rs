@@ -80,7 +80,8 @@ fn named(mapping: &str, counters: &[(&str, u64)]) -> Vec<Change> {
     counters.iter().map(|(name, by)| (format!("{mapping} {name}"), *by)).collect()
 }
 
-fn fields(stats: &MappingStats) -> [(&'static str, u64); 6] {
+/// Returns the names and values of a mapping's counters.
+pub(crate) fn fields(stats: &MappingStats) -> [(&'static str, u64); 6] {
     let MappingStats { request_packets, request_bytes, reply_packets, reply_bytes, new_flows, established_flows } =
         *stats;
     [

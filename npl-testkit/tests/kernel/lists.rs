@@ -10,6 +10,7 @@ use npl_agent::core::devices::Device;
 use npl_agent::netlink::{self, NetlinkError};
 use npl_testkit::netns::Netns;
 use npl_testkit::run::Run;
+use npl_testkit::topology::host_prefix;
 
 /// Permanent addresses of each family: more than fit into one netlink message.
 const PERMANENT: u16 = 1000;
@@ -60,7 +61,7 @@ fn address_dump_that_a_change_interrupts_is_reported_as_changing() {
     let run = Run::start().unwrap();
     let netns = run.netns("lists").unwrap();
     netns.ip("link add many type bridge").unwrap();
-    netns.ip(&lines("add", permanent().map(|ip| format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })))).unwrap();
+    netns.ip(&lines("add", permanent().map(host_prefix))).unwrap();
     let is_over = AtomicBool::new(false);
     let lists = thread::scope(|scope| {
         scope.spawn(|| add_and_delete_repeatedly(&netns, &is_over));

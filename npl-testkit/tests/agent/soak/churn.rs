@@ -10,6 +10,7 @@ use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::cluster::{Entry, PodObject, Port, ServiceObject};
 use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::random::Random;
 use npl_testkit::traffic;
 use serde_json::{Value, json};
 
@@ -112,7 +113,7 @@ const KINDS: [Kind; 14] = [
 impl Churn {
     pub(super) fn new(seed: u64, flags: Vec<String>, cgroup: ClientCgroup) -> Self {
         Self {
-            random: Random(seed),
+            random: Random::new(seed),
             flags,
             cgroup,
             pods: BTreeMap::new(),
@@ -316,13 +317,13 @@ impl Churn {
     /// Sends a request to a published node port of the churn. The Pod of the annotation must answer, unless the
     /// annotation changes meanwhile.
     fn request(&mut self, world: &World, is_local: bool) {
-        let Some(number) = self.pods.keys().nth(self.random.below(self.pods.len().max(1))).copied() else { return };
+        let Some(number) = self.pods.keys().nth(self.random.below(self.pods.len())).copied() else { return };
         let published = || {
             let value = world.cluster.pod_annotation(NAMESPACE, &pod_name(number)).unwrap();
             value.map(|text| Entry::parse(&text).unwrap()).unwrap_or_default()
         };
         let (entries, began) = (published(), Instant::now());
-        let Some(entry) = entries.get(self.random.below(entries.len().max(1))) else { return };
+        let Some(entry) = entries.get(self.random.below(entries.len())) else { return };
         let ask = |from| traffic::request(from, entry.protocol, entry.address(), "who?");
         let answer = if is_local {
             self.cgroup.run(|| ask(world.topology.node())).unwrap()
@@ -399,21 +400,4 @@ fn vlan(number: usize, index: usize) -> Vec<String> {
         )
     };
     kinds.iter().map(batch).collect()
-}
-
-/// A generator of random numbers (splitmix), so that a seed determines the changes.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number below `limit`.
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
 }

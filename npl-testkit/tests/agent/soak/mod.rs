@@ -8,7 +8,6 @@
 mod churn;
 mod state;
 
-use std::env;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -16,11 +15,12 @@ use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
 use npl_testkit::topology::MASQUERADE;
 use npl_testkit::traffic::{Direction, Load, Request, Transfer};
-use npl_testkit::{mounts, poll, run};
+use npl_testkit::{extent, poll, run};
 use serde_json::json;
 
 use self::churn::{Churn, Restarts};
 use crate::families::{create_dual_stack_pod, set_service};
+use crate::node_state::State;
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
 /// The duration of the changes if `NPL_SOAK` is unset.
@@ -121,15 +121,12 @@ fn round(world: &mut World, churn: &mut Churn, duration: Duration, restarts: Res
     (changes, traffic.end(world))
 }
 
-fn setting(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().unwrap())
-}
-
 #[test]
 fn churn_leaves_memory_open_files_and_kernel_state_as_they_were() {
-    let duration = setting("NPL_SOAK").map_or(DURATION, Duration::from_secs);
-    let seed =
-        setting("NPL_SOAK_SEED").unwrap_or_else(|| u64::from_str_radix(&run::random_hex(4).unwrap(), 16).unwrap());
+    let duration = extent::number("NPL_SOAK").unwrap().map_or(DURATION, Duration::from_secs);
+    let seed = extent::number("NPL_SOAK_SEED")
+        .unwrap()
+        .unwrap_or_else(|| u64::from_str_radix(&run::random_hex(4).unwrap(), 16).unwrap());
     println!("NPL_SOAK_SEED={seed}");
     let mut world = World::new();
     let addresses = world.topology.node_addresses();
@@ -138,11 +135,8 @@ fn churn_leaves_memory_open_files_and_kernel_state_as_they_were() {
     node.nft(MASQUERADE).unwrap();
     // Without this setting, a macvlan device of the churn would answer ARP requests for the Node's own address.
     node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
-    let cgroup = world.run.client_cgroup("clients").unwrap();
-    let shown = world.run.file("cgroup");
-    mounts::bind(cgroup.path(), &shown).unwrap();
-    let flags: Vec<String> =
-        FLAGS.iter().copied().chain(["--cgroup", shown.to_str().unwrap()]).map(str::to_owned).collect();
+    let (cgroup, shown) = world.client_cgroup();
+    let flags = FLAGS.iter().copied().chain(["--cgroup", &shown]).map(str::to_owned).collect();
     let mut churn = Churn::new(seed, flags, cgroup);
     churn.start_agent_in_every_mode(&mut world);
     let kernel = state_at_start(&mut world);
@@ -172,7 +166,7 @@ fn passes(world: &mut World) -> u64 {
 
 /// Waits until the agent has surveyed the Node's network after its start, and has adapted the kernel's state to it.
 /// Returns this state.
-fn state_at_start(world: &mut World) -> state::State {
+fn state_at_start(world: &mut World) -> State {
     let before = passes(world);
     poll::until("passes of the agent", LIMIT, || (passes(world) > before + 3).then_some(())).unwrap();
     state::of_kernel(world)

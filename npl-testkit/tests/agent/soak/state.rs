@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{MapData, MapType};
@@ -13,6 +12,7 @@ use aya::programs::{loaded_links, loaded_programs};
 use npl_common::names::{MAP_NODE_ADDRESS_BY_INDEX_V4, MAP_NODE_ADDRESS_BY_INDEX_V6, MAP_STATS, PIN_ROOT, PINNED_MAPS};
 use npl_testkit::{maps, poll};
 
+use crate::node_state::{self, State, add_tree, difference};
 use crate::world::World;
 
 /// The time limit for the agent to remove the state of removed objects. The longest of the agent's own time limits is
@@ -29,32 +29,13 @@ const EMPTIED_ARRAYS: [&str; 3] = [MAP_NODE_ADDRESS_BY_INDEX_V4, MAP_NODE_ADDRES
 /// The elements of `MAP_STATS` with the sums over removed mappings, one per IP family, which never return to zero.
 const SUMS: usize = 2;
 
-/// State as text: the name of each part, and its value.
-pub(super) type State = BTreeMap<String, String>;
-
 /// Returns NPL's objects in the kernel, and the Node's network.
 pub(super) fn of_kernel(world: &World) -> State {
+    let uplink = world.topology.client().uplink.name();
+    let filters = ["ingress", "egress"].map(|side| format!("tc filter show dev {uplink} {side}"));
     let mut state = of_bpf(world);
-    let node = world.topology.node();
-    let shown = |program: &str, line: &str| {
-        let mut command = node.command(program).unwrap();
-        npl_testkit::tools::output(command.args(line.split(' '))).unwrap()
-    };
-    for (program, line) in [
-        ("nft", "--stateless list ruleset"),
-        ("tc", "qdisc show"),
-        ("ip", "-brief address show"),
-        ("ip", "rule show"),
-        ("ip", "-6 rule show"),
-        ("ip", "-4 route show table all"),
-        ("ip", "-6 route show table all"),
-    ] {
-        state.insert(format!("{program} {line}"), shown(program, line));
-    }
-    for side in ["ingress", "egress"] {
-        let line = format!("filter show dev {} {side}", world.topology.client().uplink.name());
-        state.insert(format!("tc {line}"), shown("tc", &line));
-    }
+    let further = [&["nft --stateless list ruleset".to_owned()], &filters[..]].concat();
+    state.extend(node_state::of_network(world.topology.node(), &further));
     state
 }
 
@@ -85,7 +66,7 @@ fn of_bpf(world: &World) -> State {
     let links = loaded_links().flatten().filter(|link| programs.contains(&link.program_id())).count();
     state.insert("programs".to_owned(), programs.len().to_string());
     state.insert("links".to_owned(), links.to_string());
-    add_pins(&world.bpffs.path().join(PIN_ROOT), &mut state);
+    add_tree(&world.bpffs.path().join(PIN_ROOT), &mut state);
     state
 }
 
@@ -94,16 +75,6 @@ fn memory_of(map: &MapData) -> String {
     let file = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
     let text = fs::read_to_string(file).unwrap();
     text.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap().trim().to_owned()
-}
-
-fn add_pins(folder: &Path, state: &mut State) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            add_pins(&path, state);
-        }
-        state.insert(path.display().to_string(), "present".to_owned());
-    }
 }
 
 /// The resources of the agent's process.
@@ -167,13 +138,4 @@ pub(super) fn wait_for_process(world: &mut World, before: &Resources) -> Resourc
     });
     assert!(waited.is_ok(), "{waited:?}\nbefore {:#?}\nafter {:#?}", before.counts, now.counts);
     now
-}
-
-/// Returns the parts of the state that differ.
-fn difference(before: &State, after: &State) -> String {
-    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let differing = names.into_iter().filter(|name| before.get(*name) != after.get(*name));
-    let shown = |state: &State, name: &String| state.get(name).map_or_else(|| "absent".to_owned(), Clone::clone);
-    let part = |name: &String| format!("{name}\n  before: {}\n  after: {}", shown(before, name), shown(after, name));
-    differing.map(part).collect::<Vec<_>>().join("\n")
 }

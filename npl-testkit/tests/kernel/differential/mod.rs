@@ -21,6 +21,7 @@ use std::cell::RefCell;
 use std::io::Write as _;
 
 use npl_agent::core::model::Family;
+use npl_testkit::extent;
 use proptest::strategy::Strategy as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -40,12 +41,7 @@ const FIRST_CASE: u16 = 0x1000;
 
 /// Number of packets that the test compares in each mode.
 fn packets() -> u64 {
-    setting("NPL_DIFFERENTIAL_PACKETS").unwrap_or(if is_emulated() { 1500 } else { 75_000 })
-}
-
-fn setting(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{value}`")))
+    extent::number("NPL_DIFFERENTIAL_PACKETS").unwrap().unwrap_or(if is_emulated() { 1500 } else { 75_000 })
 }
 
 /// Writes to standard error directly, because the test harness hides the captured output of a test that passes.
@@ -131,7 +127,7 @@ fn play_traps(mode: Mode) {
 
 #[track_caller]
 fn play_corpus(mode: Mode) {
-    let (wanted, seed) = (packets(), setting("NPL_DIFFERENTIAL_SEED").unwrap_or(SEED));
+    let (wanted, seed) = (packets(), extent::number("NPL_DIFFERENTIAL_SEED").unwrap().unwrap_or(SEED));
     report(&format!("differential test, {mode:?}: seed {seed}, {wanted} packets"));
     let config = Config { failure_persistence: None, max_shrink_iters: 500, ..Config::default() };
     let bytes: Vec<u8> = (0..4_u64).flat_map(|index| (seed ^ index).to_le_bytes()).collect();

@@ -10,7 +10,7 @@ use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::{Ethernet, Packet};
 use npl_testkit::poll;
-use npl_testkit::topology::{Offload, Options};
+use npl_testkit::topology::{Offload, Options, mac_text};
 
 use super::tap::{Frame, Tap};
 use crate::lab::mapping;
@@ -221,7 +221,7 @@ fn world() -> World {
     for (device, address, mtu) in links {
         device.set_offloads(&Offload::ALL, false).unwrap();
         device.set_mtu(mtu).unwrap();
-        device.netns().ip(&format!("link set {} address {}", device.name(), shown(address))).unwrap();
+        device.netns().ip(&format!("link set {} address {}", device.name(), mac_text(address))).unwrap();
     }
     node.ip("addr add 192.0.2.11/24 dev eth0\naddr add 2001:db8:0:1::11/64 dev eth0 nodad").unwrap();
     add_neighbors(&world);
@@ -235,7 +235,7 @@ fn world() -> World {
 /// frames.
 fn add_neighbors(world: &World) {
     let add = |ip: IpAddr, device: &str, address| {
-        let line = format!("neigh replace {ip} lladdr {} dev {device} nud permanent", shown(address));
+        let line = format!("neigh replace {ip} lladdr {} dev {device} nud permanent", mac_text(address));
         world.node().ip(&line).unwrap();
     };
     for gateway in ["192.0.2.1", "2001:db8:0:1::1"] {
@@ -246,10 +246,6 @@ fn add_neighbors(world: &World) {
             add(ip, it.host_device.name(), pod_link_address(pod));
         }
     }
-}
-
-fn shown(address: [u8; 6]) -> String {
-    address.map(|octet| format!("{octet:02x}")).join(":")
 }
 
 impl TestNode {

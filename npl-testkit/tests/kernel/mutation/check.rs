@@ -4,7 +4,9 @@
 
 use std::net::IpAddr;
 
-use super::headers::{Chain, ICMP_HEADER, Part, SCTP, TCP, UDP, bytes, word};
+use npl_testkit::packet::protocol_number::{SCTP, TCP, UDP};
+
+use super::headers::{Chain, ICMP_HEADER, Part, bytes, word};
 use super::oracle::{Change, Side, Target};
 use super::scene::{ROUTER_MAC, UPLINK_MAC};
 

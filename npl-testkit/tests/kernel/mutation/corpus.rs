@@ -93,7 +93,7 @@ pub(super) fn ethernet() -> Corpus {
 pub(super) fn bare() -> Corpus {
     let client = SocketAddr::new(l3_client(), CLIENT_PORT);
     let node = SocketAddr::new(node_ip(), L3_NODE_PORT);
-    let router = IpAddr::clone(&l3_client());
+    let router = l3_client();
     let mut requests = sent(client, node, (CLIENT_ISN, POD_ISN));
     requests.extend(sent(client, SocketAddr::new(node_ip(), 61_050), (CLIENT_ISN, POD_ISN)));
     requests.extend(errors(router, &quotes(node, client, (POD_ISN, CLIENT_ISN))));

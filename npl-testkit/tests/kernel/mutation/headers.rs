@@ -4,13 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use npl_agent::core::model::Protocol;
-
-/// Protocol numbers.
-pub(super) const TCP: u8 = 6;
-pub(super) const UDP: u8 = 17;
-pub(super) const SCTP: u8 = 132;
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
+use npl_testkit::packet::protocol_number::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -77,18 +71,9 @@ impl Chain {
         self.protocol == if self.is_v4() { ICMP } else { ICMPV6 }
     }
 
-    pub(super) fn has_ports(&self) -> bool {
-        matches!(self.protocol, TCP | UDP | SCTP)
-    }
-
     /// The transport protocol, if NPL translates this protocol.
     pub(super) fn transport(&self) -> Option<Protocol> {
-        match self.protocol {
-            TCP => Some(Protocol::Tcp),
-            UDP => Some(Protocol::Udp),
-            SCTP => Some(Protocol::Sctp),
-            _ => None,
-        }
+        Protocol::from_number(self.protocol)
     }
 
     /// Source and destination port.

@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use nix::sched::{CloneFlags, unshare};
 use npl_agent::core::model::Family;
+use npl_testkit::extent;
 use npl_testkit::process::on_own_thread;
 
 use self::runner::Runner;
@@ -38,12 +39,7 @@ const MANY: u64 = 100_000;
 
 /// The number of packets of both families.
 fn packets() -> u64 {
-    setting("NPL_MUTATED_PACKETS").unwrap_or(if is_emulated() { 20_000 } else { 500_000 })
-}
-
-fn setting(name: &str) -> Option<u64> {
-    let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} must be a number, not `{value}`")))
+    extent::number("NPL_MUTATED_PACKETS").unwrap().unwrap_or(if is_emulated() { 20_000 } else { 500_000 })
 }
 
 #[test]
@@ -57,7 +53,7 @@ fn mutated_ipv6_packets_are_translated_or_passed_unchanged() {
 }
 
 fn run(family: Family) {
-    let (wanted, seed) = (packets() / 2, setting("NPL_MUTATED_SEED").unwrap_or(SEED));
+    let (wanted, seed) = (packets() / 2, extent::number("NPL_MUTATED_SEED").unwrap().unwrap_or(SEED));
     let kernel_log = KernelLog::open();
     on_own_thread(|| {
         stay_on_this_processor();

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Deterministic mutations of packets.
 
-use super::headers::word;
+use npl_testkit::random::Random;
 
-/// A random number generator whose sequence depends only on its seed (`SplitMix64`).
-pub(super) struct Random(pub(super) u64);
+use super::headers::word;
 
 /// The longest frame that the mutations create. All frames fit the kernel's buffer for a test run.
 const LONGEST: usize = 2600;
@@ -14,42 +13,6 @@ const SHORTEST: usize = 14;
 const BOUNDARIES: [u16; 16] = [0, 1, 4, 5, 7, 8, 12, 19, 20, 28, 40, 0x1fff, 0x2000, 0x7fff, 0xfff8, 0xffff];
 /// The types of IPv6 extension headers and of transport headers.
 const PROTOCOLS: [u8; 14] = [0, 1, 4, 6, 17, 41, 43, 44, 50, 51, 58, 59, 60, 132];
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number below `limit`; 0 if `limit` is 0.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() >> 1).unwrap() % limit.max(1)
-    }
-
-    /// Returns true once in `count` calls on average.
-    pub(super) fn once_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    pub(super) fn choose<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
-    }
-
-    pub(super) fn byte(&mut self) -> u8 {
-        self.next().to_be_bytes()[0]
-    }
-
-    pub(super) fn word(&mut self) -> u16 {
-        u16::from_be_bytes([self.byte(), self.byte()])
-    }
-
-    pub(super) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        (0..count).map(|_| self.byte()).collect()
-    }
-}
 
 /// Returns a frame that is derived from `base`; `others` are frames of the corpus whose parts may be spliced in. The IP
 /// header of `base` starts at offset `l3`. `words` are ports and other numbers that have a meaning in the scene, and

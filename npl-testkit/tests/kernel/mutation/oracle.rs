@@ -7,10 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use npl_agent::core::model::Protocol;
 use npl_common::reason::Reason;
+use npl_testkit::packet::protocol_number::{SCTP, TCP};
 use npl_testkit::test_run::SkbContext;
 
-use super::headers::{self, Chain, Incomplete, Parsed, Part, SCTP, TCP, bytes};
-use super::scene::{Forwarding, Mapping, Program, RANGE, Role, Scene};
+use super::headers::{self, Chain, Incomplete, Parsed, Part, bytes};
+use super::scene::{Forwarding, Mapping, Program, RANGE, Role, Scene, UPLINK_MTU};
 use crate::lab::SEED;
 use crate::prog_run::scene::node_ip;
 
@@ -329,7 +330,7 @@ fn error_about_reply(
 fn quoted(frame: &[u8], outer: &Chain) -> Result<(Chain, (u16, u16)), Allowed> {
     let bad = || Allowed::counted(Reason::BadQuote);
     let quote = headers::quote(frame, outer).ok_or_else(bad)?;
-    if !quote.has_ports() {
+    if quote.transport().is_none() {
         return Err(Allowed::pass());
     }
     let ports = quote.ports(frame).filter(|_| quote.part != Part::Later && quote.l4 + 4 <= outer.end);
@@ -440,7 +441,7 @@ fn at_pod(run: &Run<'_>, at_uplink: Allowed) -> Allowed {
     let is_bad_quote = at_uplink.passed == [Some(Reason::BadQuote)];
     let passed = vec![if is_bad_quote { Some(Reason::BadQuote) } else { None }];
     let mut targets = at_uplink.targets;
-    if !run.may_be_redirected(&chain, Scene::uplink_mtu()) {
+    if !run.may_be_redirected(&chain, UPLINK_MTU) {
         targets.clear();
     }
     for target in &mut targets {

@@ -9,18 +9,21 @@ use npl_agent::core::model::Protocol;
 use npl_common::names::{MAP_REASON, MAP_STATS};
 use npl_common::reason::Reason;
 use npl_common::stats::MappingStats;
+use npl_testkit::packet::protocol_number::SCTP;
 use npl_testkit::packet::sctp_chunks::DATA;
 use npl_testkit::packet::tcp_flags::ACK;
 use npl_testkit::packet::{Packet, SCTP_TAG};
+use npl_testkit::random::Random;
 use npl_testkit::test_run::{Ran, SkbContext, run_frame};
 
 use super::check::check;
 use super::corpus::{self, Corpus, WORDS};
-use super::headers::{self, Parsed, Part, SCTP};
-use super::mutate::{Random, mutated};
+use super::headers::{self, Parsed, Part};
+use super::mutate::mutated;
 use super::oracle::{Allowed, Change, History, Redirect, Run, Side, Target, allowed};
 use super::scene::{Role, Scene, uplink};
 use super::tally::{Kind, Tally};
+use crate::counters::fields;
 use crate::lab::{DROP, Lab, NEXT, SEED, open};
 use crate::prog_run::redirect::REDIRECT;
 use crate::prog_run::scene::{CLIENT_ISN, POD_ISN, node_ip, sctp, with_isns};
@@ -70,7 +73,7 @@ impl Runner {
             counters,
             scene,
             history: History::default(),
-            random: Random(seed),
+            random: Random::new(seed),
             ethernet: corpus::ethernet(),
             bare: corpus::bare(),
             addresses: corpus::addresses(),
@@ -419,16 +422,7 @@ impl Counters {
         let mapping = |index: &u32| {
             let mut sums = [0; 6];
             for stats in self.mappings.get(index, 0).unwrap().iter() {
-                let MappingStats {
-                    request_packets,
-                    request_bytes,
-                    reply_packets,
-                    reply_bytes,
-                    new_flows,
-                    established_flows,
-                } = *stats;
-                let values = [request_packets, request_bytes, reply_packets, reply_bytes, new_flows, established_flows];
-                for (sum, value) in sums.iter_mut().zip(values) {
+                for (sum, (_, value)) in sums.iter_mut().zip(fields(stats)) {
                     *sum += value;
                 }
             }

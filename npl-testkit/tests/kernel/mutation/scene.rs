@@ -11,11 +11,12 @@ use npl_agent::core::model::{Family, Protocol};
 use npl_common::mapping::{BackendV4, BackendV6, Frontend};
 use npl_common::names;
 use npl_common::next_hop::{PodNextHop, UPLINK, kind};
+use npl_testkit::topology::mac_text;
 
 use crate::lab::{Lab, TEST_DEVICE, open};
 use crate::prog_run::redirect::set_next_hop;
 use crate::prog_run::scene::{
-    GENERATION, NODE_PORT, POD_PORT, client_ip, family, ip, node_ip, other_pod_ip, pod, second_node_ip,
+    GENERATION, NODE_PORT, POD_PORT, client_ip, family, ip, node_ip, other_pod_ip, pod, pod_ip, second_node_ip,
 };
 
 /// The range of node ports that [`Lab`] configures.
@@ -32,7 +33,7 @@ const POD_MTU: u16 = 1500;
 /// MTU of the bridge of the restricted Pod.
 const BRIDGE_MTU: u16 = 600;
 /// MTU of the uplink.
-const UPLINK_MTU: u32 = 1400;
+pub(super) const UPLINK_MTU: u32 = 1400;
 /// A device that stays down, to which the XDP program is attached.
 const IDLE: &str = "idle0";
 /// Link-layer addresses of the uplink and of the router.
@@ -153,17 +154,13 @@ impl Scene {
 
     /// The MTU of the device to which packets for a Pod are redirected; `None` if the stack forwards them.
     pub(super) fn pod_mtu(pod: IpAddr) -> Option<u32> {
-        if pod == crate::prog_run::scene::pod_ip() {
+        if pod == pod_ip() {
             Some(POD_MTU.into())
         } else if pod == restricted_pod().ip() {
             Some(BRIDGE_MTU.into())
         } else {
             None
         }
-    }
-
-    pub(super) const fn uplink_mtu() -> u32 {
-        UPLINK_MTU
     }
 }
 
@@ -217,8 +214,7 @@ pub(super) fn uplink() -> u32 {
 
 /// Creates an uplink with routes to all clients, in the thread's network namespace, so that replies can be redirected.
 pub(super) fn set_up_network() {
-    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
-    let (uplink, router) = (mac(UPLINK_MAC), mac(ROUTER_MAC));
+    let (uplink, router) = (mac_text(UPLINK_MAC), mac_text(ROUTER_MAC));
     let lines = format!(
         "link set lo up
          link add up0 address {uplink} mtu {UPLINK_MTU} type veth peer name up1

@@ -17,7 +17,7 @@ use npl_agent::nft_guard::GuardMode;
 use npl_testkit::open_vswitch::OpenVswitch;
 use npl_testkit::packet::{Packet, tcp_flags};
 use npl_testkit::poll;
-use npl_testkit::topology::Options;
+use npl_testkit::topology::{Options, mac_text};
 use npl_testkit::traffic::{self, Direction, transfer, udp_exchange, udp_socket};
 
 use crate::lab::mapping;
@@ -253,7 +253,7 @@ fn replies_that_bypass_the_host_in_open_vswitch_are_not_translated() {
     scene.assert_served();
     scene.switch.connect([PODS, EXTERNAL]).unwrap();
     let client = scene.world.topology.client();
-    let mac = client.device.link_address().unwrap().map(|byte| format!("{byte:02x}")).join(":");
+    let mac = mac_text(client.device.link_address().unwrap());
     let [pod, exit] = [scene.world.pod().host_device.name(), &format!("patch-{PODS}")];
     let numbers = [pod, exit].map(|port| scene.switch.port_number(port).unwrap());
     for (server, (family, client_ip)) in scene
