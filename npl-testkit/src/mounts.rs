@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 
@@ -66,10 +67,7 @@ impl PrivateBpffs {
                 .context("make all mounts private")?;
             // The new namespace has copies of all mounts. Copies of BPF file systems and of namespaces would keep pins
             // and namespaces alive after their owner has unmounted the originals.
-            for other in all()?.into_iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())) {
-                umount2(&other.point, MntFlags::MNT_DETACH)
-                    .with_context(|| format!("unmount {} in the private namespace", other.point.display()))?;
-            }
+            unmount_copies(all()?.iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())))?;
             mount_bpf(path)?;
             let mounts = File::open("/proc/thread-self/ns/mnt").context("open a private mount namespace")?;
             Ok(Self { mounts, path: path.to_owned() })
@@ -96,6 +94,22 @@ impl PrivateBpffs {
         place_mount(&copy, path).with_context(|| format!("show a BPF file system at {}", path.display()))?;
         Ok(BpfFs { path: path.to_owned() })
     }
+}
+
+/// Removes copied mounts from the calling thread's private mount namespace.
+fn unmount_copies<'a>(copies: impl Iterator<Item = &'a Mount>) -> Result<()> {
+    for copy in copies {
+        match umount2(&copy.point, MntFlags::MNT_DETACH) {
+            Ok(()) => {}
+            // If another process unmounts the original and removes its mount point, the kernel also removes the copy.
+            Err(Errno::ENOENT | Errno::EINVAL) if !all()?.contains(copy) => {}
+            Err(err) => {
+                let point = copy.point.display();
+                return Err(err).with_context(|| format!("unmount {point} in the private namespace"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Creates a detached mount of the file system that is mounted at `at`.
@@ -180,5 +194,11 @@ mod tests {
         let line = "36 35 98:0 /mnt1 /mnt/parent rw,noatime shared:1 master:2 - bpf none rw,errors=continue";
         let options = vec!["rw".to_owned(), "errors=continue".to_owned()];
         assert_eq!(parse(line), Some(Mount { point: "/mnt/parent".into(), kind: "bpf".to_owned(), options }));
+    }
+    /// Another process may unmount a BPF file system after the mount table was read.
+    #[test]
+    fn a_copy_that_has_disappeared_needs_no_unmount() {
+        let gone = Mount { point: "/run/no-such-mount-point".into(), kind: "bpf".to_owned(), options: Vec::new() };
+        unmount_copies([gone].iter()).unwrap();
     }
 }
