@@ -196,7 +196,7 @@ fn check_error(before: &[u8], after: &[u8], outer: &Chain, quote: &Chain) -> Res
         }
         sum(&[&frame[source..source + 16], &frame[destination..destination + 16], message])
     };
-    debug_assert!(word(before, outer.l4 + ICMP_HEADER).is_some(), "an error that is translated has a quote");
+    assert!(word(before, outer.l4 + ICMP_HEADER).is_some(), "an error that is translated has a quote");
     if covered(before) == covered(after) {
         Ok(())
     } else {
