@@ -67,7 +67,9 @@ impl PrivateBpffs {
                 .context("make all mounts private")?;
             // The new namespace has copies of all mounts. Copies of BPF file systems and of namespaces would keep pins
             // and namespaces alive after their owner has unmounted the originals.
-            unmount_copies(all()?.iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())))?;
+            let copies: Vec<Mount> =
+                all()?.into_iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())).collect();
+            unmount_copies(&copies)?;
             mount_bpf(path)?;
             let mounts = File::open("/proc/thread-self/ns/mnt").context("open a private mount namespace")?;
             Ok(Self { mounts, path: path.to_owned() })
@@ -97,7 +99,7 @@ impl PrivateBpffs {
 }
 
 /// Removes copied mounts from the calling thread's private mount namespace.
-fn unmount_copies<'a>(copies: impl Iterator<Item = &'a Mount>) -> Result<()> {
+fn unmount_copies(copies: &[Mount]) -> Result<()> {
     for copy in copies {
         match umount2(&copy.point, MntFlags::MNT_DETACH) {
             Ok(()) => {}
@@ -199,6 +201,6 @@ mod tests {
     #[test]
     fn a_copy_that_has_disappeared_needs_no_unmount() {
         let gone = Mount { point: "/run/no-such-mount-point".into(), kind: "bpf".to_owned(), options: Vec::new() };
-        unmount_copies([gone].iter()).unwrap();
+        unmount_copies(&[gone]).unwrap();
     }
 }
