@@ -67,15 +67,20 @@ impl<const MODE: u8> Hook for Replies<MODE> {
     ) -> Verdict {
         let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.headers.protocol);
         let client_port = u16::from_be(packet.ports.destination);
+        let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
+        let no_reply = if !Self::AT_POD && config.contains(pod_port) { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
+        // No Pod with a mapping has a node address. On Nodes with tunnels, most packets have the Node's primary address,
+        // so these packets take no look-up.
+        if F::is_primary(config, packet.headers.source) {
+            return no_reply;
+        }
         let tuple =
             FlowTuple::<F> { client: packet.headers.destination, client_port, pod: packet.headers.source, pod_port };
-        let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
         let epoch = Epoch::now(config);
         let Some(sender) = Sender::of::<F, FAST_PATH>(&flow, &tuple, protocol, epoch) else {
-            let leaves_node = !Self::AT_POD && config.contains(pod_port);
-            return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
+            return no_reply;
         };
         let endpoint = &sender.endpoint;
         // If a packet did not arrive on the device of the Pod that sent it, the program passes the packet to the stack.

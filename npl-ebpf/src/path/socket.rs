@@ -22,6 +22,7 @@ use crate::{
     },
     state::{
         maps::{Family, SocketReverseNat as _},
+        socket_peers,
         tuple::{Backend, SocketFlow},
         unmapped,
     },
@@ -98,7 +99,7 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     }
     if known.is_none_or(|known| !known.is_same(nat)) {
         A::Family::insert_socket_rnat(&flow, nat);
-        A::Family::insert_socket_rnat(&last_pod(flow.socket), &flow.pod);
+        socket_peers::set_last_pod(&flow);
     }
     A::set_addr(call, backend.addr);
     set_port(call, backend.port);
@@ -114,39 +115,15 @@ pub fn request6(ctx: &SockAddrContext, kind: Call) {
     }
 }
 
-/// For a closed socket, removes the socket reverse NAT entry that names the socket's last Pod, and the entry of this
-/// Pod.
+/// For a closed socket, removes the socket's socket reverse NAT entries.
 #[inline(always)]
 pub fn release(ctx: &SockContext) {
     let socket = socket(ctx);
-    release_entries::<V4>(socket);
+    socket_peers::release::<V4>(socket);
     // SAFETY: the verifier allows a program at this hook to read this field of the kernel's context.
     if unsafe { (&raw const (*ctx.sock).family).read_volatile() } == AF_INET6 {
-        release_entries::<V6>(socket);
+        socket_peers::release::<V6>(socket);
     }
-}
-
-/// Removes two socket reverse NAT entries of a socket from the map of one IP family: the entry that names the Pod to
-/// which the socket last connected or sent, and the entry of this Pod. An IPv6 socket that sends to IPv4-mapped
-/// addresses has entries in the IPv4 map.
-#[inline(always)]
-fn release_entries<F: Family>(socket: u64) {
-    let last = last_pod::<F>(socket);
-    // The entry is looked up before the removal, because most sockets have no entry, and a removal takes a lock even if
-    // there is no entry.
-    if let Some(pod) = F::socket_rnat(&last) {
-        F::remove_socket_rnat(&SocketFlow { socket, pod });
-        F::remove_socket_rnat(&last);
-    }
-}
-
-/// Returns the key of the socket reverse NAT entry whose value is the Pod to which a socket last connected or sent.
-#[inline(always)]
-fn last_pod<F: Family>(socket: u64) -> SocketFlow<F> {
-    // The address in the key is a part of the socket cookie instead of the unspecified address. To write the zero bytes
-    // of an unspecified IPv6 address, the compiler would call `memset`, which the verifier rejects without
-    // `CAP_PERFMON`.
-    SocketFlow { socket, pod: SocketAddr { addr: F::of_repeated(socket as u32), port: 0 } }
 }
 
 /// Replaces the Pod's address by the address that the client connected to. At `recvmsg`, also records a sender with a
@@ -161,9 +138,10 @@ pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
         set_port(call, nat.port);
     } else if kind == ReplyCall::Receive
         && is_nat_address(&flow.pod)
-        && A::Family::socket_rnat(&last_pod(flow.socket)).is_none()
+        && socket_peers::last_pod::<A::Family>(flow.socket).is_none()
     {
         A::Family::insert_socket_rnat(&flow, &flow.pod);
+        socket_peers::add(&flow);
     }
 }
 

@@ -11,6 +11,7 @@ pub mod host_connection;
 pub mod lookup_cache;
 pub mod maps;
 pub mod sctp_reassembly;
+pub mod socket_peers;
 pub mod stack_seen;
 pub mod tuple;
 pub mod unmapped;

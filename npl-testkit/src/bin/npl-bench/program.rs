@@ -36,8 +36,10 @@ const REPLY_HIT_MITIGATED: Figure =
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
 /// The time for passing a packet whose destination is a Pod address and not a node address.
 const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
-/// The time for passing an outgoing packet that belongs to no translated flow.
+/// The time for passing an outgoing packet of a Pod that belongs to no translated flow.
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
+/// The time for passing an outgoing packet from the Node's primary address, such as a tunnel's packet.
+const NODE_MISS: Figure = figure("program/node-miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
 /// The time for passing a packet whose destination port is outside the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
 /// The time for translating a SYN from a new client, measured at the uplink of a Node.
@@ -75,13 +77,14 @@ const FLOODS: [&Figure; Workload::FLOODS.len()] = [
 ];
 
 /// All figures, in display order.
-pub(crate) const FIGURES: [&Figure; 18] = [
+pub(crate) const FIGURES: [&Figure; 19] = [
     &FORWARD_HIT,
     &XDP_FORWARD_HIT,
     &REPLY_HIT,
     &MISS,
     &DIRECT,
     &REPLY_MISS,
+    &NODE_MISS,
     &FORWARD_HIT_MITIGATED,
     &REPLY_HIT_MITIGATED,
     &SYN_FLOOD,
@@ -107,6 +110,8 @@ const NODE_PORTS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 61_000),
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77)), 61_001),
 ];
+/// A node address without a mapping.
+const OTHER_NODE_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 11));
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 5)), 43_210);
 /// An address and port without a mapping.
 const POD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 0, 9)), OUT_OF_RANGE);
@@ -155,8 +160,10 @@ enum Sent {
     Reply,
     /// A packet to a port outside the range.
     Miss,
-    /// A packet from the Node that belongs to no translated flow.
+    /// A packet from a Pod that belongs to no translated flow.
     ReplyMiss,
+    /// A packet from the Node's primary address and a port outside the range.
+    NodeMiss,
     /// A packet to a Pod address.
     Direct,
     /// An ICMP error about a reply of an unknown flow.
@@ -166,13 +173,14 @@ enum Sent {
 /// A figure, with the program and the packet for which the figure is measured.
 type Cost = (&'static Figure, Hook, Sent);
 
-const ALONE: [Cost; 7] = [
+const ALONE: [Cost; 8] = [
     (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), Sent::Request),
     (&XDP_FORWARD_HIT, Hook::Xdp, Sent::Request),
     (&REPLY_HIT, Hook::Tc(PROG_EGRESS), Sent::Reply),
     (&MISS, Hook::Tc(PROG_INGRESS), Sent::Miss),
     (&DIRECT, Hook::Tc(PROG_INGRESS), Sent::Direct),
     (&REPLY_MISS, Hook::Tc(PROG_EGRESS), Sent::ReplyMiss),
+    (&NODE_MISS, Hook::Tc(PROG_EGRESS), Sent::NodeMiss),
     (&ERROR_FLOOD, Hook::Tc(PROG_INGRESS), Sent::Error),
 ];
 const MITIGATED: [Cost; 2] = [
@@ -187,7 +195,8 @@ impl Sent {
             Self::Request => (CLIENT, NODE_PORTS[0]),
             Self::Reply => (NODE_PORTS[1], CLIENT),
             Self::Miss => (CLIENT, foreign),
-            Self::ReplyMiss => (foreign, CLIENT),
+            Self::ReplyMiss => (POD, CLIENT),
+            Self::NodeMiss => (foreign, CLIENT),
             Self::Direct => (CLIENT, POD),
             Self::Error => {
                 // Port unreachable. Every ICMP error quotes at least eight bytes after the IP header (RFC 792).
@@ -198,12 +207,23 @@ impl Sent {
         packet(from, to)
     }
 
+    /// The Node's addresses while the packet is measured; the first one is the primary address. The egress program
+    /// translates no packet from the primary address, and in this bench the Pods' addresses are node addresses.
+    fn node_addresses(self) -> [IpAddr; 3] {
+        let [first, second] = NODE_PORTS.map(|address| address.ip());
+        if matches!(self, Self::Reply) {
+            [OTHER_NODE_ADDRESS, first, second]
+        } else {
+            [first, second, OTHER_NODE_ADDRESS]
+        }
+    }
+
     /// The number of requests and replies that one run translates.
     const fn translated(self) -> [u64; 2] {
         match self {
             Self::Request => [1, 0],
             Self::Reply => [0, 1],
-            Self::Miss | Self::ReplyMiss | Self::Direct | Self::Error => [0, 0],
+            Self::Miss | Self::ReplyMiss | Self::NodeMiss | Self::Direct | Self::Error => [0, 0],
         }
     }
 }
@@ -220,7 +240,7 @@ impl Alone {
     fn new(run: &Run, object: &Path, are_mitigated: bool) -> Result<Self> {
         let bpffs = run.bpffs(if are_mitigated { "bpf-mitigated" } else { "bpf-program" })?;
         let mut datapath = open_datapath(bpffs.path(), are_mitigated)?;
-        datapath.tables.set_local_addresses(&NODE_PORTS.map(|address| address.ip()))?;
+        datapath.tables.set_local_addresses(&Sent::Reply.node_addresses())?;
         for (from, to) in [(NODE_PORTS[0], NODE_PORTS[1]), (NODE_PORTS[1], NODE_PORTS[0])] {
             let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));
             let frontend = Frontend { family: Family::V4, node_port, protocol: Protocol::Udp };
@@ -261,6 +281,7 @@ impl Alone {
     }
 
     fn cost(&mut self, figure: &Figure, hook: Hook, sent: Sent) -> Result<f64> {
+        self.datapath.tables.set_local_addresses(&sent.node_addresses())?;
         let (packet, before) = (sent.packet(), self.translated()?);
         let mut least = [f64::INFINITY; 2];
         for _go in 0..GOES {

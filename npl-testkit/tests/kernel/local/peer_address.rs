@@ -8,6 +8,7 @@ use std::time::Duration;
 use npl_agent::core::model::{Family, Protocol};
 use npl_agent::datapath::Pins;
 use npl_agent::datapath::tables::Tables;
+use npl_common::socket_rnat::LISTED_PEERS;
 use npl_common::stats::MappingStats;
 use npl_testkit::echo::Answer;
 use npl_testkit::{poll, traffic};
@@ -237,5 +238,65 @@ fn entries_of_a_closed_socket_are_freed() {
             let are_freed = || (entries() == [0, 0]).then_some(());
             poll::until("the release of the sockets", LIMIT, are_freed).unwrap();
         }
+    }
+}
+
+/// The entries for all Pods to which a datagram socket has sent must be freed when the socket is closed. A socket that
+/// sends to the same Pods again and again must not fill the list of its peers.
+#[test]
+fn entries_of_a_closed_datagram_socket_are_freed_for_all_its_pods() {
+    let mut scene = Scene::fresh(1);
+    let tables = Tables::open(&Pins::new(scene.world.bpffs.path())).unwrap();
+    let entries = || Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0);
+    let ports: Vec<u16> = (0..=u16::try_from(LISTED_PEERS).unwrap()).collect();
+    for pod_ip in scene.world.pod().ips() {
+        for port in &ports {
+            let to = (pod_ip, POD_PORT + 20 + port).into();
+            let (frontend, backend) = mapping(Protocol::Udp, NODE_PORT + 20 + port, to, 1);
+            scene.world.datapath().upsert_mapping(frontend, backend).unwrap();
+        }
+    }
+    for from in [scene.world.node(), &scene.world.pod().netns] {
+        for server in scene.server_addresses() {
+            assert_eq!(entries(), [0, 0]);
+            let socket = scene.socket(from, server);
+            for port in ports.iter().chain(&ports).chain(&ports) {
+                socket.send_to(b"hello", (server.ip(), NODE_PORT + 20 + port)).unwrap();
+            }
+            let expected = 2 * ports.len();
+            assert!(
+                entries().iter().sum::<usize>() >= expected,
+                "{:?}: an entry and a list entry for each Pod",
+                entries()
+            );
+            drop(socket);
+            let are_freed = || (entries() == [0, 0]).then_some(());
+            poll::until("the release of the socket's entries", LIMIT, are_freed).unwrap();
+        }
+    }
+}
+
+/// A socket that answers masqueraded clients has an entry for each of the clients. These entries must be freed when the
+/// socket is closed.
+#[test]
+fn entries_of_masqueraded_clients_are_freed_with_the_socket() {
+    let scene = Scene::fresh(1);
+    let tables = Tables::open(&Pins::new(scene.world.bpffs.path())).unwrap();
+    let entries = || Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0);
+    for (nat, server_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
+        let server = scene.socket(&scene.world.pod().netns, nat);
+        let server_address = (server_ip, server.local_addr().unwrap().port());
+        for port in 1..=3 {
+            // These sockets have the address and port that the Node's masquerading gives to clients.
+            let bind = || UdpSocket::bind((nat.ip(), NODE_PORT + port)).unwrap();
+            let client = scene.world.node().run(bind).unwrap();
+            client.send_to(b"who are you?", server_address).unwrap();
+            let sender = poll::uninterrupted(|| server.recv_from(&mut [0; 64])).unwrap().1;
+            assert_eq!(sender, client.local_addr().unwrap());
+        }
+        assert_eq!(entries().iter().sum::<usize>(), 6, "an entry and a list entry for each client");
+        drop(server);
+        let are_freed = || (entries() == [0, 0]).then_some(());
+        poll::until("the release of the socket's entries", LIMIT, are_freed).unwrap();
     }
 }
