@@ -18,7 +18,7 @@
 pub const LAST_POD: u32 = 0;
 
 /// Maximum number of peers in the list of a socket's peers, without the most recent Pod. The positions of these peers
-/// begin with 1. A bound is necessary because the verifier accepts only bounded loops.
+/// begin with 1. The programs contain the code for each position, so a larger number makes the programs longer.
 pub const LISTED_PEERS: u32 = 15;
 
 /// Maximum number of socket reverse NAT entries per IP family; a high `--max-flows` raises the number. Each open socket

@@ -26,16 +26,35 @@ pub fn set_last_pod<F: Family>(flow: &SocketFlow<F>) {
     F::insert_socket_rnat(&key, &flow.pod);
 }
 
+/// Evaluates `$step` for each position of a further peer, until `$step` is true. The loop is unrolled: without
+/// `CAP_PERFMON`, the verifier of Linux 6.12 also follows mispredicted branches, and therefore cannot prove that a loop
+/// ends.
+macro_rules! until_any_position {
+    (|$position:ident| $step:expr) => {
+        until_any_position!($position, $step, 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    ($position:ident, $step:expr, $($each:literal)*) => {{
+        const { assert!([$($each),*].len() == LISTED_PEERS as usize, "the list must contain every position") };
+        false $(|| { let $position = $each; $step })*
+    }};
+}
+
 /// Adds a peer to the list of a socket, unless the list contains the peer or is full.
 #[inline(never)]
 pub fn add<F: Family>(peer: &SocketFlow<F>) {
-    for position in 1..=LISTED_PEERS {
-        let key = list_entry(peer.socket, position);
-        match F::socket_rnat(&key) {
-            None => return F::insert_socket_rnat(&key, &peer.pod),
-            Some(listed) if listed.is_same(&peer.pod) => return,
-            Some(_) => {}
+    let _is_listed = until_any_position!(|position| add_at(peer, position));
+}
+
+/// Adds a peer at a position of the list if the position is free. Returns whether the position now contains the peer.
+#[inline(never)]
+fn add_at<F: Family>(peer: &SocketFlow<F>, position: u32) -> bool {
+    let key = list_entry(peer.socket, position);
+    match F::socket_rnat(&key) {
+        None => {
+            F::insert_socket_rnat(&key, &peer.pod);
+            true
         }
+        Some(listed) => listed.is_same(&peer.pod),
     }
 }
 
@@ -43,17 +62,20 @@ pub fn add<F: Family>(peer: &SocketFlow<F>) {
 /// IPv6 socket that sends to IPv4-mapped addresses has entries in the IPv4 map.
 #[inline(always)]
 pub fn release<F: Family>(socket: u64) {
-    // An entry is looked up before the removal, because most sockets have no entry, and a removal takes a lock even if
+    let _has_last_pod = release_at::<F>(socket, LAST_POD);
+    let _is_at_end = until_any_position!(|position| !release_at::<F>(socket, position));
+}
+
+/// Removes the entry of the peer at this position, and the entry of the list. Returns false if the position is free.
+#[inline(never)]
+fn release_at<F: Family>(socket: u64, position: u32) -> bool {
+    let key = list_entry(socket, position);
+    // The entry is looked up before the removal, because most sockets have no entry, and a removal takes a lock even if
     // there is no entry.
-    for position in LAST_POD..=LISTED_PEERS {
-        let key = list_entry(socket, position);
-        if let Some(pod) = F::socket_rnat(&key) {
-            F::remove_socket_rnat(&SocketFlow { socket, pod });
-            F::remove_socket_rnat(&key);
-        } else if position != LAST_POD {
-            return;
-        }
-    }
+    let Some(pod) = F::socket_rnat(&key) else { return false };
+    F::remove_socket_rnat(&SocketFlow { socket, pod });
+    F::remove_socket_rnat(&key);
+    true
 }
 
 /// Returns the key of an entry of a socket's list.
