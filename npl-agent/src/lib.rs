@@ -14,6 +14,8 @@ pub mod config;
 pub mod core;
 pub mod datapath;
 pub mod devices;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod http;
 pub mod kube;
 pub mod local;

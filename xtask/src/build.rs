@@ -3,6 +3,7 @@
 //! same way.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -118,7 +119,12 @@ pub(crate) fn built_folder_of(arch: Arch) -> PathBuf {
 /// script again if such a variable has changed. If xtask passed its variables on, a developer's own run of cargo, in
 /// which they are unset, would run build scripts again and compile the scripts' crates again.
 pub(crate) fn plain_cargo() -> Command {
-    let mut command = Command::new(paths::cargo());
+    plain(paths::cargo())
+}
+
+/// Returns the command of a program that runs cargo, without the environment variables that [`plain_cargo`] leaves out.
+pub(crate) fn plain(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
     let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _value) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_package)) {
         command.env_remove(name);

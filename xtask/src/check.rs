@@ -41,6 +41,9 @@ pub(crate) const COMPILING: [Check; 5] = [
 pub(crate) const UNPRIVILEGED: [&str; 8] =
     ["--package", "npl-common", "--package", "npl-agent", "--package", "npl-echo", "--package", "npl-feed"];
 
+/// The manifest of the fuzz targets, which are a workspace of their own.
+const FUZZ_MANIFEST: &str = "fuzz/Cargo.toml";
+
 /// Runs every check, even if a check has failed.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
@@ -59,7 +62,8 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 }
 
 fn formatting() -> Result<()> {
-    process::run(&mut cargo(&["fmt", "--all", "--check"]))
+    process::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    process::run(&mut cargo(&["fmt", "--manifest-path", FUZZ_MANIFEST, "--check"]))
 }
 
 fn lints() -> Result<()> {
@@ -85,9 +89,16 @@ fn without_kernel_programs(subcommand: &str) -> Command {
 /// Compares the dependencies with `deny.toml`. The check of advisories is left out, because its result changes without
 /// a change of this repository.
 fn dependencies() -> Result<()> {
-    let mut command = Command::new(setup::cargo_deny()?);
-    command.args(["--locked", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
-    process::run(command.current_dir(paths::root()))
+    let cargo_deny = setup::cargo_deny()?;
+    // Each of the two workspaces has only some of the licenses and exceptions of `deny.toml`.
+    let unused = ["--allow", "license-exception-not-encountered", "--allow", "license-not-encountered"];
+    for (manifest, allowed) in [("Cargo.toml", &unused[..2]), (FUZZ_MANIFEST, &unused)] {
+        let mut command = Command::new(&cargo_deny);
+        command.args(["--locked", "--manifest-path", manifest, "--config", "deny.toml", "check"]).args(allowed);
+        command.args(["--hide-inclusion-graph", "licenses", "bans", "sources"]);
+        process::run(command.current_dir(paths::root()))?;
+    }
+    Ok(())
 }
 
 fn tests() -> Result<()> {

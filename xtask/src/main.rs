@@ -26,6 +26,7 @@ mod ebpf;
 mod emulation;
 mod features;
 mod files;
+mod fuzz;
 mod image;
 mod kernel_object;
 mod leftovers;
@@ -65,6 +66,8 @@ enum Command {
     Cluster(cluster::Options),
     /// Install what is missing on this machine, and run the checks and the default tests.
     Test(test::Options),
+    /// Run the fuzz targets on their stored inputs and on further inputs.
+    Fuzz(fuzz::Options),
     /// Run the checks that need no root: tidy, commit subjects, dependencies, formatting, lints, documentation, limits
     /// of the kernel programs, unit tests.
     Check(check::Options),
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Cluster(options) => cluster::run(&options),
         Command::Test(options) => test::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::Check(options) => check::run(&options),
         Command::Chart(options) => chart::run(&options),
         Command::Docs(options) => docs::run(&options),

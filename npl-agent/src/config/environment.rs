@@ -20,7 +20,7 @@ pub fn unknown_variables() -> Vec<String> {
 }
 
 /// The variables that set flags or select log lines.
-fn known() -> BTreeSet<String> {
+pub(super) fn known() -> BTreeSet<String> {
     let command = Cli::command();
     let arguments = command.get_subcommands().flat_map(clap::Command::get_arguments);
     let names = arguments.filter_map(|argument| argument.get_env()?.to_str().map(str::to_owned));
@@ -29,7 +29,7 @@ fn known() -> BTreeSet<String> {
 
 /// Returns the unknown variables, except those that Kubernetes sets for each Service of the namespace, such as
 /// `NPL_AGENT_PORT` for a Service `npl-agent`.
-fn unknown(names: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<String> {
+pub(super) fn unknown(names: &BTreeSet<String>, known: &BTreeSet<String>) -> Vec<String> {
     let services: Vec<&str> = names.iter().filter_map(|name| name.strip_suffix(SERVICE)).collect();
     let is_of_service = |name: &str| {
         let rest = services.iter().filter_map(|service| name.strip_prefix(service));

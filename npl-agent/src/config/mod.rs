@@ -4,6 +4,8 @@
 pub mod args;
 pub mod echo_args;
 pub mod environment;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 pub mod kubectl_args;
 pub mod label_selector;
 pub mod load_args;

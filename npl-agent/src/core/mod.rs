@@ -44,5 +44,5 @@ pub mod verdict;
 pub mod view;
 pub mod why;
 
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod tests;

@@ -312,10 +312,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let mut sources = Vec::new();
         for key in self.allow.keys() {
             let key = key.map_err(DatapathError::map("read", L::ALLOW))?;
-            let (frontend, first) = L::split_source(&key.data());
-            let length = key.prefix_len().checked_sub(FRONTEND_BITS).and_then(|length| u8::try_from(length).ok());
-            let range = length.and_then(|length| SourceRange::new(first, length));
-            sources.extend(self::frontend::<L>(frontend).zip(range));
+            sources.extend(allowed_source::<L>(key.prefix_len(), &key.data()));
         }
         Ok(sources)
     }
@@ -367,23 +364,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn flows(&self) -> Result<Vec<FlowRecord>, DatapathError> {
         let mut records = Vec::new();
-        let mut add = |key: &L::FlowKey, flow: &L::Flow| {
-            let Sender { pod_ip, pod_port, protocol } = L::pod_endpoint(key);
-            let Some(protocol) = Protocol::from_number(protocol) else { return };
-            let (client, nat) = L::client_and_nat(key, flow);
-            let state = L::state(flow);
-            records.push(FlowRecord {
-                protocol,
-                client,
-                nat,
-                pod: SocketAddr::new(pod_ip, pod_port),
-                last_seen: Duration::from_nanos(state.last_seen_ns),
-                client_tcp_flags: state.client_tcp_flags,
-                pod_tcp_flags: state.pod_tcp_flags,
-            });
-        };
         for table in &self.flow_tables {
-            table.read(&mut add)?;
+            table.read(|key, flow| records.extend(flow_record::<L>(key, flow)))?;
         }
         Ok(records)
     }
@@ -518,13 +500,37 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
+/// Converts the key of an element of the map of allowed sources; `None` if this agent does not know the protocol in the
+/// key, or if the prefix is not a prefix of a frontend and an address.
+pub(super) fn allowed_source<L: Layout>(prefix_length: u32, source: &L::Source) -> Option<(Frontend, SourceRange)> {
+    let (frontend, first) = L::split_source(source);
+    let length = u8::try_from(prefix_length.checked_sub(FRONTEND_BITS)?).ok()?;
+    Some((self::frontend::<L>(frontend)?, SourceRange::new(first, length)?))
+}
+
+/// Converts an entry of a flow table; `None` if this agent does not know the protocol in the key.
+pub(super) fn flow_record<L: Layout>(key: &L::FlowKey, flow: &L::Flow) -> Option<FlowRecord> {
+    let Sender { pod_ip, pod_port, protocol } = L::pod_endpoint(key);
+    let (client, nat) = L::client_and_nat(key, flow);
+    let state = L::state(flow);
+    Some(FlowRecord {
+        protocol: Protocol::from_number(protocol)?,
+        client,
+        nat,
+        pod: SocketAddr::new(pod_ip, pod_port),
+        last_seen: Duration::from_nanos(state.last_seen_ns),
+        client_tcp_flags: state.client_tcp_flags,
+        pod_tcp_flags: state.pod_tcp_flags,
+    })
+}
+
 /// Converts the key of a mapping to a [`Frontend`]; `None` if this agent does not know the protocol in the key.
-fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
+pub(super) fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })
 }
 
-fn source_key<L: Layout>(frontend: Frontend, range: SourceRange) -> Result<Key<L::Source>, DatapathError> {
+pub(super) fn source_key<L: Layout>(frontend: Frontend, range: SourceRange) -> Result<Key<L::Source>, DatapathError> {
     let source = L::source(frontend, range.first()).ok_or(DatapathError::WrongFamily(frontend))?;
     Ok(Key::new(FRONTEND_BITS + u32::from(range.length()), source))
 }

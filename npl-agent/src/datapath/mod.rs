@@ -11,6 +11,8 @@ pub mod cgroup;
 pub mod cleanup;
 pub mod error;
 mod family;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod host_connections;
 pub mod inspect;
 mod layout;

@@ -118,7 +118,7 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
     }
 }
 
-const fn value(hop: PodNextHop) -> Value {
+pub(super) const fn value(hop: PodNextHop) -> Value {
     let kind = match hop.kind {
         HopKind::Peer => kind::PEER,
         HopKind::Bridge => kind::BRIDGE,
@@ -126,7 +126,7 @@ const fn value(hop: PodNextHop) -> Value {
     Value { ifindex: hop.ifindex, mtu: hop.mtu, kind }
 }
 
-const fn next_hop(value: Value) -> Option<PodNextHop> {
+pub(super) const fn next_hop(value: Value) -> Option<PodNextHop> {
     let kind = match value.kind {
         kind::PEER => HopKind::Peer,
         kind::BRIDGE => HopKind::Bridge,

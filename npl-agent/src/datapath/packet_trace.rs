@@ -7,7 +7,6 @@ use std::{
     fs::File,
     io,
     os::fd::{AsFd as _, OwnedFd},
-    ptr,
     time::Duration,
 };
 
@@ -106,15 +105,9 @@ impl PacketTrace {
     /// skipped, because programs of a different version wrote it.
     pub fn next_record(&mut self) -> Option<TraceRecord> {
         loop {
-            let item = self.ring.next()?;
-            if item.len() == size_of::<TraceRecord>() {
-                #[expect(unsafe_code, reason = "the bytes of a record are read as a TraceRecord")]
-                // SAFETY: the item has the size of `TraceRecord`, for which all byte values are valid; no alignment is
-                // assumed.
-                let record: TraceRecord = unsafe { ptr::read_unaligned(item.as_ptr().cast()) };
-                if Duration::from_nanos(record.time) >= self.armed_at {
-                    return Some(record);
-                }
+            let record = sys::value_of::<TraceRecord>(&self.ring.next()?);
+            if let Some(record) = record.filter(|record| Duration::from_nanos(record.time) >= self.armed_at) {
+                return Some(record);
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
         unix::{ffi::OsStrExt as _, net::UnixDatagram},
     },
     path::Path,
-    slice,
+    ptr, slice,
     sync::atomic::AtomicU64,
     thread,
     time::Duration,
@@ -78,6 +78,12 @@ impl LinkFacts {
     }
 }
 
+/// Reads a value from bytes that kernel programs have written; `None` if the bytes do not have the size of the value.
+pub(super) fn value_of<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: the bytes have the size of `T`, for which all byte values are valid; no alignment is assumed.
+    (bytes.len() == size_of::<T>()).then(|| unsafe { ptr::read_unaligned(bytes.as_ptr().cast()) })
+}
+
 /// Opens a pinned map, program or link. aya is not used, because it has only separate functions for maps, programs and
 /// links.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
@@ -130,7 +136,7 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     loop {
         let (from, mut to) = (place, 0_u32);
         let mut attr = no_attributes();
-        attr.batch.in_batch = from.as_ref().map_or(0, |from| std::ptr::from_ref(from) as u64);
+        attr.batch.in_batch = from.as_ref().map_or(0, |from| ptr::from_ref(from) as u64);
         attr.batch.out_batch = (&raw mut to) as u64;
         attr.batch.keys = keys.as_mut_ptr() as u64;
         attr.batch.values = values.as_mut_ptr() as u64;
@@ -277,7 +283,7 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);
     attr.info.info_len = u32::try_from(size_of_val(info)).map_err(io::Error::other)?;
-    attr.info.info = std::ptr::from_mut(info) as u64;
+    attr.info.info = ptr::from_mut(info) as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
@@ -316,7 +322,6 @@ fn owned(fd: RawFd) -> OwnedFd {
 /// The `bpf` system call. aya's function for this call is private.
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
     // SAFETY: the attributes have the given size, and the memory that they point to outlives the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attr), size_of::<bpf_attr>()) };
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command as u32, ptr::from_mut(attr), size_of::<bpf_attr>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { RawFd::try_from(result).map_err(io::Error::other) }
 }

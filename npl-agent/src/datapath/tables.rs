@@ -529,7 +529,7 @@ pub(super) fn kernel_time() -> u64 {
     fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
 
-fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
+pub(super) fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
     MappingStats {
         request_packets: a.request_packets + b.request_packets,
         request_bytes: a.request_bytes + b.request_bytes,

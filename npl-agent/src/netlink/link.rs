@@ -12,12 +12,17 @@ use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 /// Converts a link message; `None` if the message contains no interface name. The caller adds the device's addresses
 /// and routes.
 pub(super) fn device(link: &LinkMessage) -> Option<Device> {
+    device_with(link, driver::driver)
+}
+
+/// Converts a link message as [`device`] does. `driver_of` returns the name of a physical device's driver.
+pub(super) fn device_with(link: &LinkMessage, driver_of: impl Fn(&str) -> Option<String>) -> Option<Device> {
     let name = link
         .attributes
         .iter()
         .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
     let kind = kind(link);
-    let driver = if kind == DeviceKind::Physical { driver::driver(&name) } else { None };
+    let driver = if kind == DeviceKind::Physical { driver_of(&name) } else { None };
     let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
     let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
     let peer_is_elsewhere = link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_)));

@@ -61,7 +61,7 @@ impl Drop for Lists {
 }
 
 /// Returns the messages of a dump; `None` if the dump is not complete, because the list changed during the dump.
-fn complete(
+pub(super) fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {
     let mut list = Vec::with_capacity(answers.len());

@@ -2,6 +2,8 @@
 //! Reads the Node's devices, addresses, routes and policy rules by rtnetlink, and reports their changes.
 
 mod driver;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod link;
 mod list;
 mod receive_offload;

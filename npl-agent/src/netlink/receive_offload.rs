@@ -33,7 +33,7 @@ pub async fn devices_with_fraglists() -> Result<BTreeSet<String>, NetlinkError> 
 }
 
 /// Returns the name of the device in a message if the feature `rx-gro-list` is active on the device.
-fn device_with_fraglists(message: &EthtoolMessage) -> Option<String> {
+pub(super) fn device_with_fraglists(message: &EthtoolMessage) -> Option<String> {
     let attributes = message
         .nlas
         .iter()

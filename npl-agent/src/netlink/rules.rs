@@ -71,7 +71,7 @@ async fn read_routes(lists: &Lists, routing: &mut Routing) -> Result<BTreeSet<u3
 }
 
 /// Returns the devices of the route's next hops that have a gateway.
-fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
+pub(super) fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
     let of_hop = |it: &RouteAttribute| {
         let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
         let to_gateway = hops.iter().filter(|hop| hop.attributes.iter().any(is_gateway));
@@ -85,19 +85,19 @@ fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
 }
 
 /// Returns the IP family and the number of the route's table.
-fn table_of(route: &RouteMessage) -> Option<(Family, u32)> {
+pub(super) fn table_of(route: &RouteMessage) -> Option<(Family, u32)> {
     let of_table = |it: &RouteAttribute| if let RouteAttribute::Table(table) = it { Some(*table) } else { None };
     let table = route.attributes.iter().find_map(of_table).unwrap_or_else(|| route.header.table.into());
     Some((family_of(route.header.address_family)?, table))
 }
 
-fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
+pub(super) fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
     let Some((family, table)) = table_of(route) else { return Vec::new() };
     let devices = route.attributes.iter().flat_map(outgoing_devices);
     devices.map(|ifindex| DefaultRoute { family, table, ifindex }).collect()
 }
 
-const fn family_of(family: AddressFamily) -> Option<Family> {
+pub(super) const fn family_of(family: AddressFamily) -> Option<Family> {
     if matches!(family, AddressFamily::Inet) {
         Some(Family::V4)
     } else if matches!(family, AddressFamily::Inet6) {
@@ -107,7 +107,7 @@ const fn family_of(family: AddressFamily) -> Option<Family> {
     }
 }
 
-fn rule(message: &RuleMessage) -> Option<RoutingRule> {
+pub(super) fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     let table = table(message)?;
     let selector = source(message).or_else(|| mark(message))?;
     Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
@@ -115,7 +115,7 @@ fn rule(message: &RuleMessage) -> Option<RoutingRule> {
 
 /// Converts a rule whose only condition is the incoming device; `None` if the rule has a different or an additional
 /// condition.
-fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
+pub(super) fn incoming_rule(message: &RuleMessage) -> Option<IncomingRule> {
     let table = table(message)?;
     let header = &message.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
@@ -142,7 +142,7 @@ const fn is_of_mark(attribute: &RuleAttribute) -> bool {
 
 /// Returns the table that a rule selects for packets with a mark; `None` for an inverted rule, which selects packets
 /// without the mark.
-fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
+pub(super) fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
     let table = table(rule)?;
     mark_of(rule)?;
     Some((family_of(rule.header.family)?, table))

@@ -106,7 +106,7 @@ async fn dump_filters(handle: &Handle, index: i32, side: Side) -> Result<Vec<TcM
     query.execute().try_collect().await.map_err(request("list filters"))
 }
 
-fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
+pub(super) fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
     let handle = (filter.header.handle.major, filter.header.handle.minor);
     owner_of_filter(kind(filter), priority(filter), handle, program_name(filter))
 }
@@ -197,7 +197,7 @@ pub async fn read_filters() -> Result<TcState, NetlinkError> {
     Ok(state)
 }
 
-fn facts_of(ifindex: u32, side: Side, filter: &TcMessage) -> TcFilter {
+pub(super) fn facts_of(ifindex: u32, side: Side, filter: &TcMessage) -> TcFilter {
     TcFilter {
         ifindex,
         side,

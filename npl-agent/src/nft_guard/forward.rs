@@ -65,7 +65,7 @@ fn number(object: &[u8], kind: u16) -> Option<u32> {
     find(object, kind)?.try_into().ok().map(u32::from_be_bytes)
 }
 
-fn base_chain(family: &'static str, chain: &[u8]) -> Option<BaseChain> {
+pub(super) fn base_chain(family: &'static str, chain: &[u8]) -> Option<BaseChain> {
     let hook = number(find(chain, attribute::CHAIN_HOOK)?, attribute::HOOK_NUMBER)?;
     let is_filter = name(chain, attribute::CHAIN_TYPE)? == "filter";
     // NPL's own chain drops only packets with forged sources.
@@ -110,13 +110,13 @@ fn read_rules(table: &Table, chain: &str) -> io::Result<Vec<Rule>> {
 
 /// An element of an anonymous set or map.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Element {
+pub(super) struct Element {
     /// The key of the element; `None` in a set of ranges, because a range has no single key.
     key: Option<Vec<u8>>,
     verdict: Option<Verdict>,
 }
 
-fn read_elements(object: &[u8]) -> Vec<Element> {
+pub(super) fn read_elements(object: &[u8]) -> Vec<Element> {
     let all = find(object, attribute::ELEMENTS).unwrap_or_default();
     let mut elements: Vec<Element> = Vec::new();
     let mut has_ranges = false;
@@ -162,7 +162,7 @@ struct Lookup {
 
 /// A rule that is only partly converted, because it may refer to sets whose elements have not been read yet.
 #[derive(Debug, Default)]
-struct Draft {
+pub(super) struct Draft {
     /// For each register: the packet field in the register, and the mask that was applied to the field.
     registers: BTreeMap<u32, (Field, Vec<u8>)>,
     conditions: Vec<Condition>,
@@ -171,7 +171,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn read(rule: &[u8]) -> Self {
+    pub(super) fn read(rule: &[u8]) -> Self {
         let mut draft = Self::default();
         for (_, expression) in attributes(find(rule, attribute::RULE_EXPRESSIONS).unwrap_or_default()) {
             let data = find(expression, of::DATA).unwrap_or_default();
@@ -249,13 +249,13 @@ impl Draft {
         self.lookups.push(Lookup { set, field, mask, is_negated, is_map });
     }
 
-    fn sets(&self) -> Vec<String> {
+    pub(super) fn sets(&self) -> Vec<String> {
         self.lookups.iter().map(|lookup| lookup.set.clone()).collect()
     }
 
     /// Converts the draft to rules: to one rule, or to one rule for each element of the verdict map in which the rule
     /// looks up its verdict. A rule without a verdict is left out.
-    fn finish(mut self, sets: &BTreeMap<String, Vec<Element>>) -> Vec<Rule> {
+    pub(super) fn finish(mut self, sets: &BTreeMap<String, Vec<Element>>) -> Vec<Rule> {
         let mut rules = Vec::new();
         for Lookup { set, field, mask, is_negated, is_map } in std::mem::take(&mut self.lookups) {
             let condition = |keys: Option<Vec<Vec<u8>>>| match keys {

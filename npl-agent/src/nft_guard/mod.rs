@@ -19,6 +19,8 @@
 //! See design note 19 in `docs/design/`.
 
 mod forward;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod legacy;
 mod names;
 mod rules;

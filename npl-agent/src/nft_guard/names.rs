@@ -35,7 +35,7 @@ pub(super) fn read() -> io::Result<RuleNames> {
     Ok(names)
 }
 
-fn text(object: &[u8], kind: u16) -> Option<String> {
+pub(super) fn text(object: &[u8], kind: u16) -> Option<String> {
     let text = find(object, kind)?.strip_suffix(&[0])?;
     String::from_utf8(text.to_vec()).ok()
 }

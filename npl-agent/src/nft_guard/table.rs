@@ -77,7 +77,7 @@ const FORWARDED: Chain = Chain { name: "forwarded", kind: "filter", hook: uapi::
 
 impl PodEndpoint {
     /// Returns the endpoint as a set key: address, protocol and port in network byte order, each padded to four bytes.
-    fn key(&self) -> Vec<u8> {
+    pub(super) fn key(&self) -> Vec<u8> {
         let [high, low] = self.port.to_be_bytes();
         let tail = [self.protocol.number(), 0, 0, 0, high, low, 0, 0];
         match self.addr {
@@ -86,7 +86,7 @@ impl PodEndpoint {
         }
     }
 
-    fn read(key: &[u8]) -> Option<Self> {
+    pub(super) fn read(key: &[u8]) -> Option<Self> {
         let (addr, tail) = key.split_last_chunk::<8>()?;
         let addr = match addr.len() {
             4 => IpAddr::from(<[u8; 4]>::try_from(addr).ok()?),

@@ -60,7 +60,7 @@ pub fn translated_connections(range: PortRange) -> io::Result<Vec<TranslatedConn
 
 /// Parses an entry of kernel conntrack. `None` if the destination is not translated, if the connection has ended, or if
 /// NPL does not support the protocol.
-fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
+pub(super) fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     let word = |kind| Some(u32::from_be_bytes(find(entry, kind)?.try_into().ok()?));
     let status = word(conntrack::STATUS)?;
     if status & conntrack::DESTINATION_NAT == 0 || has_ended(entry) {
@@ -79,7 +79,7 @@ fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
 }
 
 /// Parses the protocol and the addresses of an entry's first packet. `None` if NPL does not support the protocol.
-fn original(entry: &[u8]) -> Option<ConnectionKey> {
+pub(super) fn original(entry: &[u8]) -> Option<ConnectionKey> {
     let original = find(entry, conntrack::ORIGINAL)?;
     let (addresses, transport) = (find(original, conntrack::ADDRESSES)?, find(original, conntrack::PROTOCOL)?);
     let address = |v4, v6| -> Option<IpAddr> {
@@ -99,7 +99,7 @@ fn original(entry: &[u8]) -> Option<ConnectionKey> {
 
 /// Parses the counters of an entry. `None` if the entry was created while `nf_conntrack_acct` was 0, and so has no
 /// counters.
-fn traffic(entry: &[u8]) -> Option<ConnectionTraffic> {
+pub(super) fn traffic(entry: &[u8]) -> Option<ConnectionTraffic> {
     let count = |direction, kind| Some(u64::from_be_bytes(find(find(entry, direction)?, kind)?.try_into().ok()?));
     Some(ConnectionTraffic {
         request_packets: count(conntrack::COUNTERS_OF_ORIGINAL, conntrack::PACKETS)?,
@@ -111,7 +111,7 @@ fn traffic(entry: &[u8]) -> Option<ConnectionTraffic> {
 
 /// Whether an entry belongs to a TCP connection that has ended. Kernel conntrack keeps such an entry only for late
 /// packets.
-fn has_ended(entry: &[u8]) -> bool {
+pub(super) fn has_ended(entry: &[u8]) -> bool {
     let state = find(entry, conntrack::PROTOCOL_STATE)
         .and_then(|state| find(find(state, conntrack::TCP)?, conntrack::TCP_STATE)?.first());
     state.is_some_and(|state| conntrack::ENDED.contains(state))

@@ -166,28 +166,45 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 received => received?.0,
             };
-            let mut rest = datagram.as_slice();
-            while !rest.is_empty() {
-                let length = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?.length();
-                let message: NetlinkMessage<Answer> = NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
-                if let NetlinkPayload::Error(answer) = &message.payload {
-                    if answer.code.is_some() {
-                        return Err(answer.to_io());
-                    }
-                    if is_last(message.header.sequence_number) {
-                        return Ok(());
-                    }
-                } else if let NetlinkPayload::Done(_) = message.payload {
-                    return Ok(());
-                } else if let NetlinkPayload::InnerMessage(Answer(attributes)) = &message.payload
-                    && on_object(attributes).is_break()
-                {
-                    return Ok(());
-                }
-                rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
+            if read_datagram(&datagram, &is_last, &mut on_object)?.is_break() {
+                return Ok(());
             }
         }
     }
+}
+
+/// Reads the messages of a datagram, and calls `on_object` with the attributes of each object. Returns `Break` after
+/// the acknowledgment of the last command, after the end of a dump, or if `on_object` returns `Break`.
+///
+/// # Errors
+///
+/// If a message is an error of the kernel, or malformed.
+pub(super) fn read_datagram(
+    datagram: &[u8],
+    is_last: &impl Fn(u32) -> bool,
+    on_object: &mut impl FnMut(&[u8]) -> ControlFlow<()>,
+) -> io::Result<ControlFlow<()>> {
+    let mut rest = datagram;
+    while !rest.is_empty() {
+        let length = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?.length();
+        let message: NetlinkMessage<Answer> = NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
+        if let NetlinkPayload::Error(answer) = &message.payload {
+            if answer.code.is_some() {
+                return Err(answer.to_io());
+            }
+            if is_last(message.header.sequence_number) {
+                return Ok(ControlFlow::Break(()));
+            }
+        } else if let NetlinkPayload::Done(_) = message.payload {
+            return Ok(ControlFlow::Break(()));
+        } else if let NetlinkPayload::InnerMessage(Answer(attributes)) = &message.payload
+            && on_object(attributes).is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(ControlFlow::Continue(()))
 }
 
 fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {

@@ -7,6 +7,7 @@ mod archive;
 mod balancers;
 mod bpf_linker;
 mod cargo_deny;
+mod cargo_fuzz;
 mod cargo_tool;
 mod clang;
 mod foreign;
@@ -24,6 +25,7 @@ pub(crate) use apt::{is_available as can_install, is_root};
 pub(crate) use balancers::obtain as balancers;
 pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 pub(crate) use cargo_deny::obtain as cargo_deny;
+pub(crate) use cargo_fuzz::obtain as cargo_fuzz;
 pub(crate) use foreign::{guest_programs, standard_library};
 pub(crate) use open_vswitch::obtain as open_vswitch;
 
@@ -51,6 +53,8 @@ pub(crate) enum Need {
     /// The package manager pip, which downloads packages with programs of load balancers, and further clients of the
     /// feed: curl, `dig` and `kdig`.
     Balancers,
+    /// The C++ compiler, which compiles libFuzzer.
+    Fuzzing,
 }
 
 impl Need {
@@ -62,6 +66,7 @@ impl Need {
             Self::CrossCompiler(_) => "compiling for another architecture",
             Self::Emulation(_) => "booting other kernels in an emulator",
             Self::Balancers => "obtaining real load balancers and DNS clients",
+            Self::Fuzzing => "compiling the fuzz targets",
         }
     }
 
@@ -73,6 +78,7 @@ impl Need {
             Self::CrossCompiler(arch) => missing_cross_compiler(arch),
             Self::Emulation(arch) => apt::missing(&[&EMULATION[..], &[emulator(arch)]].concat()),
             Self::Balancers => apt::missing(&BALANCERS),
+            Self::Fuzzing => apt::missing(&[Program { name: "c++", package: "g++" }]),
         }
     }
 }
@@ -163,10 +169,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The build of Kubernetes takes longest, so it runs in parallel with the steps below.
     let kubernetes = KubernetesBuild::start(ALL_TESTS.into());
-    ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation(Arch::native())])?;
+    ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation(Arch::native()), Need::Fuzzing])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
     process::detail(&format!("check of dependencies: {}", cargo_deny()?.display()));
+    process::detail(&format!("builder of fuzz targets: {}", cargo_fuzz()?.display()));
     process::detail(&format!("load balancers: {}", balancers()?.display()));
     process::detail(&format!("Open vSwitch, in place of OVS-based CNIs: {}", open_vswitch()?.display()));
     for kernel in options.kernels.iter().filter_map(|name| name.0) {

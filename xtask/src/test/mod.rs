@@ -18,7 +18,9 @@ use crate::leftovers::Leftovers;
 use crate::setup::{ALL_TESTS, BRIEF_KERNELS, Component, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
 use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, build_ebpf, chart, process, setup};
+use crate::{build, build_ebpf, chart, fuzz, process, setup};
+
+pub(crate) use soak::parse as parse_duration;
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -156,6 +158,7 @@ fn run_all(options: &Options, tally: &mut Tally) {
             tally.check(name, run);
         }
         tally.checks_side_by_side(check::COMPILING.map(|Check { name, run }| (name, run)));
+        fuzz::run_briefly(tally);
     }
     if options.is_on_host() {
         run_own_tests(options, tally);

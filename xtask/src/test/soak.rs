@@ -16,7 +16,7 @@ const VARIABLE: &str = "NPL_SOAK";
 const LONGEST: Duration = Duration::from_hours(11);
 
 /// Parses a duration: a whole number with the unit `h`, `m` or `s`.
-pub(super) fn parse(text: &str) -> Result<Duration> {
+pub(crate) fn parse(text: &str) -> Result<Duration> {
     let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let seconds = match text.strip_prefix(number) {
         Some("h") => 3600,

@@ -95,9 +95,13 @@ fn module_of(path: &str) -> Vec<&str> {
     parts
 }
 
+/// The attributes of modules that are compiled only for tests, and for fuzz targets.
+const ONLY_TESTS: [&str; 2] = ["#[cfg(test)]", "#[cfg(any(test, feature = \"fuzzing\"))]"];
+
 /// Returns the modules in separate files that are compiled only for tests.
 fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
-    let declarations = text.split("#[cfg(test)]").skip(1).filter_map(|rest| rest.split(';').next());
+    let after = ONLY_TESTS.iter().flat_map(|attribute| text.split(attribute).skip(1));
+    let declarations = after.filter_map(|rest| rest.split(';').next());
     let names = declarations.filter(|it| !it.contains('{')).filter_map(|it| {
         let mut words = identifiers(it).skip_while(|word| *word != "mod");
         words.next().and(words.next())

@@ -4,6 +4,7 @@
 
 mod chart;
 mod documents;
+mod fuzz_lock;
 mod homonyms;
 mod layers;
 mod names;
@@ -77,6 +78,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         prose::check,
         chart::check,
         picture::check,
+        fuzz_lock::check,
     ];
     rules.iter().flat_map(|check| check(tree)).collect()
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 
 /// The directories that are not searched, because they do not belong to the repository, or contain test data that tools
-/// write.
-const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
+/// write. The fuzz targets write to `artifacts` and read from `corpus`.
+const LEFT_OUT: [&str; 5] = [".git", "target", "proptest-regressions", "artifacts", "corpus"];
 
 /// The documents that describe the past, and may therefore contain names that have been changed or removed since.
 const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];

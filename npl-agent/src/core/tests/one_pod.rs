@@ -10,7 +10,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{
     chaos::Chaos,
-    properties::{Event, cluster_event, fates, frontend, happen, start, start_with},
+    events::{Event, cluster_event, fates, frontend, happen, start, start_with},
     script::{check, key, node, pod, service},
     world::{World, settings},
 };

@@ -8,11 +8,12 @@ use std::{
     net::IpAddr,
 };
 
+pub(super) use super::events::key;
 use super::world::{World, settings};
 use crate::core::{
     model::{
-        ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
-        ServicePort, ServiceType, ServiceUid, TargetPort,
+        ContainerPort, Family, Frontend, Gate, Node, NodePort, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
+        ServiceType, ServiceUid, TargetPort,
         sources::{AllowList, SourceRange},
     },
     op::{GateReason, Op, PodWrite},
@@ -106,11 +107,6 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
         other => panic!("unknown line: {other}"),
     }
     Vec::new()
-}
-
-pub(super) fn key(text: &str) -> ObjectKey {
-    let (namespace, name) = text.split_once('/').unwrap();
-    ObjectKey::new(namespace, name)
 }
 
 fn port_and_protocol(text: &str) -> (u16, Protocol) {

@@ -284,6 +284,7 @@ impl World {
 
     /// Runs an op on the kernel or the sockets, and asserts its precondition.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
+        self.assert_is_in_range(op);
         match op {
             Op::Reserve(Frontend { node_port, .. }, RecentTraffic::Refused)
                 if self.recent_traffic.iter().any(|recent| recent.node_port == *node_port) =>
@@ -337,6 +338,19 @@ impl World {
             Op::WritePod { .. } => unreachable!("the kernel executes no patches"),
         }
         Ok(())
+    }
+
+    /// Asserts that the op allocates no node port outside of the port range. The node ports of an earlier agent with
+    /// another range stay reserved until their quarantine is over.
+    fn assert_is_in_range(&self, op: &Op) {
+        if let Op::Reserve(frontend, RecentTraffic::Refused)
+        | Op::AllowSources(frontend, _)
+        | Op::UpsertMapping(frontend, _) = op
+        {
+            let range = self.settings.port_range;
+            let is_known = range.contains(frontend.node_port) || self.real.mappings.contains_key(frontend);
+            assert!(is_known, "{op:?}: outside of the port range {range}");
+        }
     }
 
     fn allow(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), Failure> {
