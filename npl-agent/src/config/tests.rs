@@ -238,6 +238,12 @@ fn a_node_name_must_be_a_valid_object_name() {
 }
 
 #[test]
+fn an_error_about_a_path_with_a_line_break_is_one_line() {
+    let expected = "--bpffs: \"a\\nb\" is not an absolute path: give for example /sys/fs/bpf";
+    assert_eq!(complaint(&["--bpffs", "a\nb"]), expected);
+}
+
+#[test]
 fn errors_that_clap_finds_keep_its_text() {
     for line in
         [&["npl-agent", "run"][..], &["npl-agent", "run", "--no-such-flag"], &["npl-agent", "status", "--output=x"]]

@@ -72,7 +72,7 @@ pub enum ValueError {
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
     /// The path is relative.
-    #[error("{} is not an absolute path: give for example /sys/fs/bpf", .0.display())]
+    #[error("{0:?} is not an absolute path: give for example /sys/fs/bpf")]
     RelativePath(PathBuf),
     /// The value is neither a keyword nor an absolute path.
     #[error("{0:?} is not a cgroup: give auto, none or an absolute path, for example /sys/fs/cgroup")]
