@@ -440,7 +440,7 @@ impl Tables {
         let read = |reason: &Reason| {
             let values =
                 self.reason.get(&(*reason as u32), 0).map_err(DatapathError::map("read", names::MAP_REASON))?;
-            Ok((*reason, values.iter().sum()))
+            Ok((*reason, values.iter().copied().fold(0, u64::saturating_add)))
         };
         Reason::ALL.iter().map(read).collect()
     }
@@ -529,14 +529,16 @@ pub(super) fn kernel_time() -> u64 {
     fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
 
-pub(super) fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
+/// Returns the sums of two mappings' counters. A pinned map may contain any number, for example after a fault, so a sum
+/// that is too large becomes the largest number, and does not stop the agent.
+pub(super) const fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
     MappingStats {
-        request_packets: a.request_packets + b.request_packets,
-        request_bytes: a.request_bytes + b.request_bytes,
-        reply_packets: a.reply_packets + b.reply_packets,
-        reply_bytes: a.reply_bytes + b.reply_bytes,
-        new_flows: a.new_flows + b.new_flows,
-        established_flows: a.established_flows + b.established_flows,
+        request_packets: a.request_packets.saturating_add(b.request_packets),
+        request_bytes: a.request_bytes.saturating_add(b.request_bytes),
+        reply_packets: a.reply_packets.saturating_add(b.reply_packets),
+        reply_bytes: a.reply_bytes.saturating_add(b.reply_bytes),
+        new_flows: a.new_flows.saturating_add(b.new_flows),
+        established_flows: a.established_flows.saturating_add(b.established_flows),
     }
 }
 
@@ -552,5 +554,19 @@ pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapEr
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use npl_common::stats::MappingStats;
+
+    use super::plus;
+
+    #[test]
+    fn the_sum_of_counters_that_is_too_large_is_the_largest_number() {
+        let most = MappingStats { request_bytes: u64::MAX, new_flows: 7, ..MappingStats::ZERO };
+        let one = MappingStats { request_bytes: 1, new_flows: 1, ..MappingStats::ZERO };
+        assert_eq!(plus(&most, &one), MappingStats { request_bytes: u64::MAX, new_flows: 8, ..MappingStats::ZERO });
     }
 }
