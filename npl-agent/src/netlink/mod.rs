@@ -45,6 +45,7 @@ use crate::core::{
         redirect::Route,
         reply_routing::{MAIN_TABLE, Routing},
     },
+    model::Family,
     networks::RuleNames,
     pages,
 };
@@ -291,13 +292,16 @@ async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, Net
     Ok(addresses)
 }
 
+/// Returns the address of a message if the address has global scope; `None` if the address is not of the family that the
+/// message names.
 fn global_address(message: &AddressMessage) -> Option<IpAddr> {
     // `Local` takes precedence: on a point-to-point device, `Local` is the Node's address, and `Address` is the peer's
     // address.
     let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
     let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
     let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
-    local.or(address).filter(|_| message.header.scope == AddressScope::Universe)
+    let is_of_family = |ip: &IpAddr| rules::family_of(message.header.family) == Some(Family::of(*ip));
+    local.or(address).filter(is_of_family).filter(|_| message.header.scope == AddressScope::Universe)
 }
 
 const fn is_gateway(attribute: &RouteAttribute) -> bool {
@@ -375,4 +379,29 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bo
             | RouteNetlinkMessage::DelTrafficFilter(_)
             | RouteNetlinkMessage::DelQueueDiscipline(_)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use rtnetlink::packet_route::{
+        AddressFamily,
+        address::{AddressAttribute, AddressMessage, AddressScope},
+    };
+
+    use super::global_address;
+
+    #[test]
+    fn an_address_of_another_family_than_its_message_names_is_ignored() {
+        let address: IpAddr = "2001:db8::1".parse().unwrap();
+        let read = |family| {
+            let mut message = AddressMessage::default();
+            (message.header.family, message.header.scope) = (family, AddressScope::Universe);
+            message.attributes.push(AddressAttribute::Address(address));
+            global_address(&message)
+        };
+        assert_eq!(read(AddressFamily::Inet6), Some(address));
+        assert_eq!(read(AddressFamily::Inet), None);
+    }
 }

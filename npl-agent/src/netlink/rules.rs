@@ -109,8 +109,10 @@ pub(super) const fn family_of(family: AddressFamily) -> Option<Family> {
 
 pub(super) fn rule(message: &RuleMessage) -> Option<RoutingRule> {
     let table = table(message)?;
+    let family = family_of(message.header.family)?;
     let selector = source(message).or_else(|| mark(message))?;
-    Some(RoutingRule { family: family_of(message.header.family)?, selector, table })
+    let is_of_family = !matches!(selector, Selector::Source(addr) if Family::of(addr) != family);
+    is_of_family.then_some(RoutingRule { family, selector, table })
 }
 
 /// Converts a rule whose only condition is the incoming device; `None` if the rule has a different or an additional
@@ -225,6 +227,8 @@ mod tests {
         let mark = |mask| Selector::Mark(Mark::new(0x80, mask).unwrap());
         assert_eq!(rule(&marked(Some(0x80))), read(mark(0x80), MAIN_TABLE));
         assert_eq!(rule(&marked(None)), read(mark(u32::MAX), MAIN_TABLE));
+        let other_family = Of::Source("2001:db8::1".parse().unwrap());
+        assert_eq!(rule(&message(128, vec![other_family, Of::Table(1002)])), None, "an IPv6 address in an IPv4 rule");
     }
 
     #[test]

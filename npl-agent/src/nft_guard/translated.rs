@@ -78,7 +78,8 @@ pub(super) fn parse(entry: &[u8]) -> Option<TranslatedConnection> {
     })
 }
 
-/// Parses the protocol and the addresses of an entry's first packet. `None` if NPL does not support the protocol.
+/// Parses the protocol and the addresses of an entry's first packet. `None` if NPL does not support the protocol, or if
+/// the addresses are of different families.
 pub(super) fn original(entry: &[u8]) -> Option<ConnectionKey> {
     let original = find(entry, conntrack::ORIGINAL)?;
     let (addresses, transport) = (find(original, conntrack::ADDRESSES)?, find(original, conntrack::PROTOCOL)?);
@@ -90,6 +91,9 @@ pub(super) fn original(entry: &[u8]) -> Option<ConnectionKey> {
     let protocol = Protocol::from_number(*find(transport, conntrack::PROTOCOL_NUMBER)?.first()?)?;
     let source = address(conntrack::SOURCE_V4, conntrack::SOURCE_V6)?;
     let destination = address(conntrack::DESTINATION_V4, conntrack::DESTINATION_V6)?;
+    if source.is_ipv4() != destination.is_ipv4() {
+        return None;
+    }
     Some((
         protocol,
         SocketAddr::new(source, port(conntrack::SOURCE_PORT)?),
@@ -232,6 +236,9 @@ mod tests {
         assert_eq!(parse(&entry(OTHERS, &addresses(), 6)), None);
         assert_eq!(parse(&entry(conntrack::DESTINATION_NAT, &addresses(), 47)), None);
         assert_eq!(parse(&entry(conntrack::DESTINATION_NAT, &[], 6)), None);
+        let mixed =
+            [bytes(conntrack::SOURCE_V4, &CLIENT.octets()), bytes(conntrack::DESTINATION_V6, &[0x20_u8, 1].repeat(8))];
+        assert_eq!(parse(&entry(conntrack::DESTINATION_NAT, &mixed, 6)), None);
         assert_eq!(parse(&[]), None);
     }
 }
