@@ -3,7 +3,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use etherparse::{Ipv6ExtensionSlice, LaxIpSlice};
+use etherparse::LaxIpSlice;
 use serde::Serialize;
 
 use crate::core::model::Protocol;
@@ -13,6 +13,14 @@ const FLAGS: [(u8, char); 8] =
     [(0x02, 'S'), (0x01, 'F'), (0x04, 'R'), (0x08, 'P'), (0x20, 'U'), (0x40, 'E'), (0x80, 'W'), (0x10, '.')];
 /// The offset of the flags in a TCP header.
 const TCP_FLAGS: usize = 13;
+/// The length of an IPv6 header in bytes.
+const IPV6_HEADER: usize = 40;
+/// The types of IPv6 extension headers, by IANA number.
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION_OPTIONS: u8 = 60;
 /// The length of an ICMP header in bytes.
 const ICMP_HEADER: usize = 8;
 /// The types of ICMP errors (RFC 792) and of `ICMPv6` errors (RFC 4443), each list with the protocol's IANA number.
@@ -51,7 +59,7 @@ impl Packet {
     fn without_quote(bytes: &[u8]) -> Option<Self> {
         let (ip, _incomplete) = LaxIpSlice::from_slice(bytes).ok()?;
         let payload = ip.payload();
-        let is_later = is_later_fragment(&ip);
+        let is_later = is_later_fragment(bytes, &ip);
         let protocol = Protocol::from_number(payload.ip_number.0).filter(|_| !is_later);
         let ports = protocol.and_then(|_| ports(payload.payload));
         let flags = protocol.filter(|protocol| *protocol == Protocol::Tcp).and_then(|_| payload.payload.get(TCP_FLAGS));
@@ -107,13 +115,30 @@ impl fmt::Display for Packet {
     }
 }
 
-fn is_later_fragment(ip: &LaxIpSlice<'_>) -> bool {
+fn is_later_fragment(bytes: &[u8], ip: &LaxIpSlice<'_>) -> bool {
     match ip {
         LaxIpSlice::Ipv4(ip) => ip.header().fragments_offset().value() != 0,
-        LaxIpSlice::Ipv6(ip) => ip.extensions().clone().into_iter().any(
-            |header| matches!(header, Ipv6ExtensionSlice::Fragment(fragment) if fragment.fragment_offset().value() != 0),
-        ),
+        LaxIpSlice::Ipv6(ip) => {
+            let headers = bytes.get(IPV6_HEADER..).unwrap_or_default();
+            has_fragment_offset(ip.header().next_header().0, headers)
+        }
     }
+}
+
+/// Whether a chain of IPv6 extension headers has a fragment header with an offset. `kind` is the type of the first
+/// header. The iterator of etherparse is not used, because it reads beyond the end of a chain that is cut off.
+fn has_fragment_offset(mut kind: u8, mut headers: &[u8]) -> bool {
+    while let [next, length, ..] = *headers {
+        let bytes = match kind {
+            FRAGMENT => return matches!(headers, [_, _, high, low, ..] if *high != 0 || low & 0xf8 != 0),
+            AUTHENTICATION => (usize::from(length) + 2) * 4,
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => (usize::from(length) + 1) * 8,
+            _ => return false,
+        };
+        kind = next;
+        headers = headers.get(bytes..).unwrap_or_default();
+    }
+    false
 }
 
 /// Returns the packet that an ICMP error quotes; `None` if the bytes are not an ICMP error.
@@ -121,7 +146,7 @@ fn quote(bytes: &[u8], protocol: u8) -> Option<&[u8]> {
     let (_, errors) = ERRORS.into_iter().find(|(of, _)| *of == protocol)?;
     let (ip, _incomplete) = LaxIpSlice::from_slice(bytes).ok()?;
     let error = ip.payload().payload;
-    let is_error = error.first().is_some_and(|kind| errors.contains(kind)) && !is_later_fragment(&ip);
+    let is_error = error.first().is_some_and(|kind| errors.contains(kind)) && !is_later_fragment(bytes, &ip);
     error.get(ICMP_HEADER..).filter(|_| is_error)
 }
 
@@ -181,6 +206,30 @@ mod tests {
         builder.write(&mut error, &quoted).unwrap();
         let expected = "icmp 198.51.100.1 > 10.0.0.1 about udp 10.0.0.1:61000 > 192.0.2.7:50000";
         assert_eq!(shown(&error), expected);
+    }
+
+    #[test]
+    fn extension_headers_of_ipv6_that_are_cut_off_are_not_read_beyond_their_end() {
+        let mut datagram = Vec::new();
+        PacketBuilder::ipv6([1; 16], [2; 16], 64).udp(50_000, 61_000).write(&mut datagram, &[]).unwrap();
+        let udp = datagram.split_off(40);
+        // A hop-by-hop header and a fragment header with the offset 8.
+        let headers = [44, 0, 1, 4, 0, 0, 0, 0, 17, 0, 0, 8, 0, 0, 0, 1];
+        datagram[5] = u8::try_from(headers.len() + udp.len()).unwrap();
+        datagram[6] = 0;
+        let fragment = [&datagram[..], &headers, &udp].concat();
+        let parsed = Packet::parse(&fragment).unwrap();
+        assert_eq!((parsed.ports, parsed.is_fragment), (None, true));
+        for length in 40..fragment.len() {
+            assert_eq!(Packet::parse(&fragment[..length]).and_then(|packet| packet.ports), None, "{length}");
+        }
+        // The length of the last header exceeds the packet.
+        datagram[5] = 8;
+        for kind in [0, 43, 44, 51, 60] {
+            datagram[6] = kind;
+            let packet = [&datagram[..], &[17, 255, 0, 0, 0, 0, 0, 0]].concat();
+            assert_eq!(Packet::parse(&packet).and_then(|packet| packet.ports), None, "{kind}");
+        }
     }
 
     #[test]
