@@ -28,6 +28,7 @@ use crate::{
         pages,
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
+        repairs::{Repair, RepairLimit},
         state::{PlannerState, Prerequisite, RetirementStep},
     },
     datapath::{DatapathError, ServedClients},
@@ -44,6 +45,7 @@ pub struct ChangeLog {
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
     retries: Throttles<OpName>,
+    repairs: RepairLimit,
     prerequisites: Last<BTreeSet<Prerequisite>>,
     retirement: Last<BTreeSet<RetirementStep>>,
     kept_predecessors: Last<BTreeSet<String>>,
@@ -77,6 +79,7 @@ impl ChangeLog {
             problems,
             warnings: Warnings::default(),
             retries: Throttles::default(),
+            repairs: RepairLimit::default(),
             prerequisites: Last::default(),
             retirement: Last::default(),
             kept_predecessors: Last::default(),
@@ -146,6 +149,22 @@ impl ChangeLog {
             left_out,
             "operation failed; the agent retries the operation. Failures of this kind are logged at most once per minute"
         );
+    }
+
+    /// Counts the repairs, and logs each repair, up to a limit per minute and kind of object.
+    pub(crate) fn log_repairs(&mut self, repairs: Vec<Repair>, metrics: &Metrics, now: Moment) {
+        for Repair { object, name } in repairs {
+            metrics.count_repair(object);
+            if let Some(left_out) = self.repairs.acquire(object, now) {
+                warn!(
+                    see = pages::url(pages::OTHER_SOFTWARE),
+                    object = object.as_str(),
+                    name,
+                    left_out,
+                    "other software removed or changed an object of NPL; the agent restores the object"
+                );
+            }
+        }
     }
 
     /// Logs that another process holds a node port, which a Pod's annotation usually contains already. The warning is

@@ -223,6 +223,8 @@ impl Reconciler {
                     self.look_at_network_soon();
                 }
             }
+            let repairs = self.executor.datapath.repairs.take();
+            self.change_log.log_repairs(repairs, &self.metrics, self.now());
             self.health.beat();
             if self.state.is_retired() {
                 return Ok(());

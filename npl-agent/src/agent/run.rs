@@ -142,7 +142,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;
         let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
-        let executor = Executor::new(datapath, patcher, Guard::start(guard, port_range, resync), port_range);
+        let guard_thread = Guard::start(guard, port_range, resync, datapath.repairs.clone());
+        let executor = Executor::new(datapath, patcher, guard_thread, port_range);
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let listeners = Listeners { metrics, health: health.clone(), change_log, introspection, service_meter };
         let uplinks = Uplinks::new(devices, (forwarding, network_policy), attach, guard);

@@ -37,6 +37,7 @@ pub mod pages;
 pub mod path_test;
 pub mod ports;
 pub mod publish;
+pub mod repairs;
 pub mod service_traffic;
 pub mod sizes;
 pub mod state;

@@ -38,6 +38,8 @@ pages! {
     STATES = "docs/operate.md#states-of-a-node-port";
     /// The section about drain and quarantine.
     WITHDRAWAL = "docs/operate.md#what-withdrawal-does-drain-and-quarantine";
+    /// The section about changes of NPL's kernel objects by other software.
+    OTHER_SOFTWARE = "docs/operate.md#changes-by-other-software";
     /// The section about limits such as the limit of open files.
     LIMITS = "docs/operate.md#other-limits";
     /// The section about the agent's options.

@@ -8,8 +8,10 @@
 //! removed is attached again.
 
 use std::{
-    io,
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
     os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
 };
 
 use aya::{
@@ -32,13 +34,16 @@ use super::{
     pins::{Pins, pin_error, unpin},
     predecessor, preflight,
     programs::Programs,
-    sys,
+    sys::{self, LinkFacts},
 };
-use crate::core::devices::{
-    Device, Direction,
-    attachments::{self, STAND_IN_HANDLE, filter_handle},
-    plan::AttachedHooks,
-    redirect::Forwarding,
+use crate::core::{
+    devices::{
+        Device, Direction,
+        attachments::{self, STAND_IN_HANDLE, filter_handle},
+        plan::AttachedHooks,
+        redirect::Forwarding,
+    },
+    repairs::{RepairJournal, RepairedObject},
 };
 
 /// The TC handle of this ABI version's filters. The handle distinguishes these filters from other filters of the same
@@ -54,11 +59,37 @@ pub struct Hooks {
     pub(super) programs: Programs,
     pub(super) pins: Pins,
     tcx: bool,
+    /// The objects that this process has attached, to recognize objects that other software has removed.
+    pub(super) own: OwnAttachments,
+    pub(super) repairs: RepairJournal,
+}
+
+/// The objects that this process has attached or adopted. Other software has removed or changed an object of this list
+/// that is missing or has another program.
+#[derive(Debug, Default)]
+pub(super) struct OwnAttachments {
+    /// The TC hooks, each with its program.
+    tc: BTreeMap<(u32, Direction), &'static str>,
+    /// The devices with the XDP program.
+    pub(super) xdp: BTreeSet<u32>,
+    /// The cgroups, by inode number, with the hooks of the socket programs.
+    pub(super) sockets: BTreeSet<(u64, &'static str)>,
+}
+
+/// What [`replace`] found and did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Replaced {
+    /// The link has the program.
+    Unchanged,
+    /// The link had another program, and has the program now.
+    Updated,
+    /// The link is no link of this hook, or is detached.
+    No,
 }
 
 impl Hooks {
-    pub(super) fn new(programs: Programs, pins: Pins) -> Self {
-        Self { programs, pins, tcx: preflight::has_tcx() }
+    pub(super) fn new(programs: Programs, pins: Pins, repairs: RepairJournal) -> Self {
+        Self { programs, pins, tcx: preflight::has_tcx(), own: OwnAttachments::default(), repairs }
     }
 
     /// Makes this agent attach its programs as filters of a clsact qdisc, as before Linux 6.6, even if the kernel has
@@ -156,6 +187,21 @@ impl Hooks {
         }
     }
 
+    /// Records that the agent has attached its program to a hook. If this process had attached the same program before,
+    /// `was_intact` states whether the program was still attached; other software has removed it otherwise.
+    fn record_attached(
+        &mut self,
+        object: RepairedObject,
+        (device, direction): (&Device, Direction),
+        program: &'static str,
+        was_intact: bool,
+    ) {
+        let former = self.own.tc.insert((device.ifindex, direction), program);
+        if former == Some(program) && !was_intact {
+            self.repairs.record(object, format_args!("{program} at {} of {}", direction.as_str(), device.name));
+        }
+    }
+
     /// Moves NPL's filter of a hook ahead of all other filters, without an interruption of translation. Among filters
     /// of the same priority, the kernel runs the last added filter first, so NPL's filter is removed and added again.
     /// The added filter has the same handle as before, so that the next agent finds the filter. TCX links are not
@@ -223,7 +269,8 @@ impl Hooks {
     /// # Errors
     ///
     /// If the pin cannot be removed.
-    pub fn detach(&self, ifindex: u32, direction: Direction, device: Option<&Device>) -> Result<(), DatapathError> {
+    pub fn detach(&mut self, ifindex: u32, direction: Direction, device: Option<&Device>) -> Result<(), DatapathError> {
+        self.own.tc.remove(&(ifindex, direction));
         if let Some(device) = device.filter(|_| !self.tcx) {
             detach_filter(&device.name, direction, ABI_VERSION);
         }
@@ -244,11 +291,20 @@ impl Hooks {
         let pin = self.pins.link(device.ifindex, direction);
         let refused = attach_error(name, device);
         let program = self.programs.load_classifier(name)?;
+        let id = program.info().map_err(&refused)?.id();
+        let is_own = |facts: &LinkFacts| facts.program == id && facts.is_of_hook(device.ifindex, hook(direction));
+        let was_renamed = restore_renamed_link(&self.pins, &pin, is_own)?;
+        let mut is_moved = false;
         match sys::open_pin(&pin) {
             Ok(link) => {
-                let is_behind = predecessor::is_ahead_of(&self.pins, &link, (device.ifindex, direction))?;
-                if !is_behind && replace(&link, program, device.ifindex, direction).map_err(&refused)? {
-                    return Ok(());
+                is_moved = predecessor::is_ahead_of(&self.pins, &link, (device.ifindex, direction))?;
+                if !is_moved {
+                    let replaced = replace(&link, program, device.ifindex, direction).map_err(&refused)?;
+                    if replaced != Replaced::No {
+                        let is_intact = replaced == Replaced::Unchanged && !was_renamed;
+                        self.record_attached(RepairedObject::TcxLink, (device, direction), name, is_intact);
+                        return Ok(());
+                    }
                 }
                 unpin(&pin)?;
             }
@@ -267,18 +323,26 @@ impl Hooks {
         let link = sys::create_tcx_link(program, device.ifindex, hook(direction), is_last(direction))
             .map_err(failed("bpf_link_create"))
             .map_err(&refused)?;
-        sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
+        sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))?;
+        self.record_attached(RepairedObject::TcxLink, (device, direction), name, is_moved);
+        Ok(())
     }
 
     fn attach_clsact(&mut self, device: &Device, side: Direction, name: &'static str) -> Result<(), DatapathError> {
         self.refuse_ingress_queue(device)?;
-        self.ensure_clsact(device, name)?;
+        let is_new_qdisc = self.ensure_clsact(device, name)?;
+        let is_known = Direction::ALL.iter().any(|side| self.own.tc.contains_key(&(device.ifindex, *side)));
+        if is_new_qdisc && is_known {
+            self.repairs.record(RepairedObject::Qdisc, format_args!("clsact of {}", device.name));
+        }
         let program = self.programs.load_classifier(name)?;
         let direction = attach_type(side);
         let existing = filter(&device.name, side, OWN_HANDLE)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
         let options = NlOptions { priority: priority(side), handle: OWN_HANDLE, classid: None };
-        let id = program.attach_to_link(existing).or_else(|_not_there| {
+        let replaced = program.attach_to_link(existing);
+        let was_present = replaced.is_ok();
+        let id = replaced.or_else(|_not_there| {
             program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))
         });
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
@@ -288,7 +352,9 @@ impl Hooks {
         // A filter cannot be pinned, so an empty directory records for `npl-agent status` and the next agent that the
         // filter is attached.
         let mark = self.pins.link(device.ifindex, side);
-        std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+        fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
+        self.record_attached(RepairedObject::Filter, (device, side), name, was_present);
+        Ok(())
     }
 
     /// Removes filters of earlier ABI versions for which no pin exists. A filter without a pin remains if an agent was
@@ -315,14 +381,15 @@ impl Hooks {
     }
 
     /// Adds a clsact qdisc if the device has none. Records that NPL added the qdisc, so that `npl-agent cleanup`
-    /// removes the qdisc.
-    fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
+    /// removes the qdisc. Returns whether the qdisc is new.
+    fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<bool, DatapathError> {
         match tc::qdisc_add_clsact(&device.name) {
             Ok(()) => {
                 let mark = self.pins.clsact_mark(device.ifindex);
-                std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+                fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
+                Ok(true)
             }
-            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
             Err(error) => Err(attach_error(name, device)(ProgramError::from(error))),
         }
     }
@@ -383,30 +450,51 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
-/// different device or hook.
+/// Makes `program` the program of the link, if the link has a different program.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,
     ifindex: u32,
     direction: Direction,
-) -> Result<bool, ProgramError> {
+) -> Result<Replaced, ProgramError> {
     let hook = hook(direction);
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_hook(ifindex, hook) {
-        return Ok(false);
+        return Ok(Replaced::No);
     }
     let id = program.info()?.id();
+    let mut replaced = Replaced::Unchanged;
     if facts.program != id {
+        replaced = Replaced::Updated;
         match sys::replace_program(link.as_fd(), program.fd()?.as_fd()).map_err(failed("bpf_link_update")) {
-            Err(error) if is_severed(&error) => return Ok(false),
-            replaced => replaced?,
+            Err(error) if is_severed(&error) => return Ok(Replaced::No),
+            updated => updated?,
         }
     }
     // The kernel reports the ifindex of a link but not the network namespace. A device that was moved to another
     // namespace may have the ifindex of this device. If the kernel can list the programs of this device's hook, the
     // link therefore counts as this device's link only if the list contains the program.
-    Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
+    let is_listed = sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id));
+    Ok(if is_listed { replaced } else { Replaced::No })
+}
+
+/// If a link's pin is missing because other software has renamed the pin within the directory of links, gives the pin
+/// its name back. A second link would otherwise be attached, and both programs would run. Returns whether a pin was
+/// renamed.
+pub(super) fn restore_renamed_link(
+    pins: &Pins,
+    pin: &Path,
+    is_own: impl Fn(&LinkFacts) -> bool,
+) -> Result<bool, DatapathError> {
+    if pin.exists() {
+        return Ok(false);
+    }
+    let has_link = |path: &PathBuf| {
+        sys::open_pin(path).and_then(|link| sys::link_facts(link.as_fd())).is_ok_and(|facts| is_own(&facts))
+    };
+    let Some(renamed) = pins.unknown_links()?.into_iter().find(has_link) else { return Ok(false) };
+    fs::rename(&renamed, pin).map_err(|source| pin_error("rename", &renamed, source))?;
+    Ok(true)
 }
 
 /// Drops aya's link object of a filter, but leaves the filter attached. A plain drop would detach the filter. The

@@ -117,6 +117,10 @@ pub(super) trait FamilyMaps: Send {
     /// or if the address is not of this IP family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
+    /// Whether both maps have the node address with this index.
+    fn has_local_address(&self, addr: IpAddr, index: u32) -> bool;
+    /// Writes a node address with an index.
+    fn set_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
 
     /// Copies the entries of an earlier agent's maps, except entries whose keys this agent's maps already contain.
     /// Returns the numbers of copied mappings and conntrack entries.
@@ -479,20 +483,32 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// Writes the map from index to address before the map from address to index, so that the programs use no index
-    /// without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
-        let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };
-        self.local_index.set(index, local, 0).map_err(DatapathError::map("write", L::LOCAL_INDEX))?;
-        self.local.insert(local, LocalAddress { index }, 0).map_err(DatapathError::map("write", L::LOCAL))?;
-        Ok(Some(index))
+        let Some(index) = free.filter(|_| L::local(addr).is_some()) else { return Ok(None) };
+        self.set_local_address(addr, index).map(|()| Some(index))
     }
 
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError> {
         let Some(local) = L::local(addr) else { return Ok(()) };
         tolerate_missing(self.local.remove(&local)).map_err(DatapathError::map("write", L::LOCAL))?;
         self.local_index.set(index, L::NO_ADDRESS, 0).map_err(DatapathError::map("write", L::LOCAL_INDEX))
+    }
+
+    fn has_local_address(&self, addr: IpAddr, index: u32) -> bool {
+        let Some(local) = L::local(addr) else { return false };
+        let has_address =
+            self.local_index.get(&index, 0).is_ok_and(|present| L::address(&present) == L::address(&local));
+        let has_index = self.local.get(&local, 0).is_ok_and(|present| present.index == index);
+        has_address && has_index
+    }
+
+    /// Writes the map from index to address before the map from address to index, so that the programs use no index
+    /// without an address.
+    fn set_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError> {
+        let Some(local) = L::local(addr) else { return Ok(()) };
+        self.local_index.set(index, local, 0).map_err(DatapathError::map("write", L::LOCAL_INDEX))?;
+        self.local.insert(local, LocalAddress { index }, 0).map_err(DatapathError::map("write", L::LOCAL))
     }
 }
 

@@ -13,7 +13,7 @@ use super::{
     preflight,
     tables::{MappingRecord, Tables},
 };
-use crate::core::devices::redirect::PodNextHop;
+use crate::core::{devices::redirect::PodNextHop, repairs::RepairJournal};
 
 /// The state of the datapath, as read from the maps and pins in the kernel.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Inspection {
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
-            redirected: NextHops::open(&pins)?.pods()?,
+            redirected: NextHops::open(&pins, &RepairJournal::default())?.pods()?,
             is_redirect_refused: pins.redirect_refused_mark().exists(),
             xdp_links,
             xdp_reasons,

@@ -28,6 +28,7 @@ use crate::{
     core::{
         devices::{Device, Direction, plan::DevicePlan, redirect::PodNextHop},
         model::{Backend, Frontend, NodePort, TranslatedConnection, settings::PortRange, sources::SourceRange},
+        repairs::{RepairJournal, RepairedObject},
         sizes::{MaxFlows, TableSizes},
     },
     process::selinux,
@@ -40,6 +41,8 @@ pub struct Datapath {
     pub hooks: Hooks,
     /// The maps of mappings, conntrack entries, node addresses and counters.
     pub tables: Tables,
+    /// The objects that other software has removed or changed, and that this agent restores.
+    pub repairs: RepairJournal,
     next_hops: NextHops,
     pre_tc_devices: PreTcDevices,
     writer: MappingWriter,
@@ -48,6 +51,9 @@ pub struct Datapath {
     has_predecessors: bool,
     /// The hooks on which this agent has moved its filter ahead of the filters of other ABI versions.
     moved_filters: BTreeSet<(u32, Direction)>,
+    /// The allowed sources that this process has read or written; `None` before the first reading, and after a failed
+    /// write.
+    known_sources: Option<BTreeMap<Frontend, BTreeSet<SourceRange>>>,
 }
 
 impl Datapath {
@@ -79,21 +85,26 @@ impl Datapath {
     fn adopt(pins: Pins, sizes: TableSizes) -> Result<Self, DatapathError> {
         pins.create()?;
         predecessor::rename_pins(&pins)?;
-        let programs = Programs::open(&pins, sizes)?;
+        let repairs = RepairJournal::default();
+        let mut programs = Programs::open(&pins, sizes)?;
+        programs.hold_pins()?;
         let mut tables = Tables::open(&pins)?;
+        tables.record_repairs(&repairs);
         tables.copy_from_predecessors(&pins, Entries::All)?;
-        let next_hops = NextHops::open(&pins)?;
-        let pre_tc_devices = PreTcDevices::open(&pins)?;
+        let next_hops = NextHops::open(&pins, &repairs)?;
+        let pre_tc_devices = PreTcDevices::open(&pins, &repairs)?;
         Tables::write_crc_table(&pins)?;
-        let hooks = Hooks::new(programs, pins);
+        let hooks = Hooks::new(programs, pins, repairs.clone());
         Ok(Self {
             hooks,
             tables,
             next_hops,
             pre_tc_devices,
-            writer: MappingWriter::default(),
+            writer: MappingWriter::new(repairs.clone()),
             has_predecessors: true,
             moved_filters: BTreeSet::new(),
+            known_sources: None,
+            repairs,
         })
     }
 
@@ -229,15 +240,25 @@ impl Datapath {
         self.pre_tc_devices.write(devices, &mut self.tables)
     }
 
-    /// Checks that the pinned maps are the maps that this agent uses, and creates missing directories of pins again.
+    /// Creates missing directories and pins of maps and programs again. Restores the elements of arrays that other
+    /// software has changed: the configuration, the slow-path programs and the `CRC32c` table.
     ///
     /// # Errors
     ///
-    /// If the pin of a map was removed or replaced, because the next agent and `npl-agent status` would then not use
-    /// the maps that the attached programs use.
-    pub fn check_pins(&self) -> Result<(), DatapathError> {
+    /// If another map is pinned in place of a map that this agent uses, or if the directory of all pins was removed:
+    /// another agent may have taken over, because this directory is the lock of the agent. The next agent and `npl-agent
+    /// status` would not use the maps that the attached programs use.
+    pub fn check_pins(&mut self) -> Result<(), DatapathError> {
+        let pins = &self.hooks.pins;
+        if !pins.root().is_dir() {
+            return Err(DatapathError::PinLost(pins.root().to_owned()));
+        }
+        pins.create()?;
+        self.hooks.programs.restore_pins(&self.repairs)?;
         self.hooks.programs.check_maps()?;
-        self.hooks.pins.create()
+        self.hooks.programs.restore_slow_paths(&self.repairs)?;
+        self.tables.repair_config()?;
+        self.tables.repair_crc_table(&self.hooks.pins)
     }
 
     /// The next hop of each Pod whose packets are redirected.
@@ -320,14 +341,22 @@ impl Datapath {
         self.tables.unmapped_ages(range)
     }
 
-    /// The allowed sources of every frontend. A frontend may have allowed sources although its mapping does not
+    /// The allowed sources of every frontend, as read from the kernel. Records the allowed sources that other software
+    /// has changed as repairs: the core plans the ops that restore them. A frontend may have allowed sources although its mapping does not
     /// restrict sources.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
-    pub fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
-        self.tables.sources()
+    pub fn sources(&mut self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
+        let found = self.tables.sources()?;
+        if let Some(known) = self.known_sources.replace(found.clone()) {
+            let frontends: BTreeSet<&Frontend> = known.keys().chain(found.keys()).collect();
+            for frontend in frontends.into_iter().filter(|it| known.get(*it) != found.get(*it)) {
+                self.repairs.record(RepairedObject::MapEntry, format_args!("allowed sources of {frontend}"));
+            }
+        }
+        Ok(found)
     }
 
     /// Adds allowed sources to a frontend, and keeps the frontend's existing allowed sources.
@@ -337,7 +366,12 @@ impl Datapath {
     /// If the map is full or cannot be written. Some of the sources may have been added before the error.
     pub fn allow_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
-        ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
+        let written = ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range));
+        self.known_sources = self.known_sources.take().filter(|_| written.is_ok());
+        if let Some(known) = &mut self.known_sources {
+            known.entry(frontend).or_default().extend(ranges);
+        }
+        written
     }
 
     /// Removes allowed sources of a frontend. Removing an absent source is not an error.
@@ -347,7 +381,15 @@ impl Datapath {
     /// If the map cannot be written. Some of the sources may have been removed before the error.
     pub fn forget_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
-        ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
+        let removed = ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range));
+        self.known_sources = self.known_sources.take().filter(|_| removed.is_ok());
+        if let Some(known) = &mut self.known_sources {
+            if let Some(left) = known.get_mut(&frontend) {
+                left.retain(|range| !ranges.contains(range));
+            }
+            known.retain(|_, left| !left.is_empty());
+        }
+        removed
     }
 
     /// Removes the conntrack entries of Pod endpoints that were removed since the last call. Returns the numbers of

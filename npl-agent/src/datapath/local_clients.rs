@@ -21,7 +21,7 @@ use npl_common::{
 };
 
 use super::{
-    attach::{Hooks, failed},
+    attach::{Hooks, Replaced, failed},
     cgroup::{self, CgroupSelection, ClientScope},
     error::DatapathError,
     load::Datapath,
@@ -29,6 +29,7 @@ use super::{
     socket_program::LoadedSocketProgram,
     sys,
 };
+use crate::core::repairs::RepairedObject;
 
 /// The local clients that are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,12 +71,10 @@ impl Datapath {
         if is_restricted && netns_cookie.is_none() {
             return Err(DatapathError::NoNetnsCookie);
         }
-        let old = self.tables.config()?;
-        let new =
-            Config { netns_cookie: netns_cookie.unwrap_or_default(), ..old.with_host_clients_only(is_restricted) };
-        if new != old {
-            self.tables.set_config(new)?;
-        }
+        self.tables.change_config(|old| Config {
+            netns_cookie: netns_cookie.unwrap_or_default(),
+            ..old.with_host_clients_only(is_restricted)
+        })?;
         let attached = self.hooks.attach_cgroup(&path);
         // This call frees the memory of the loader, but unpins no program, because programs of other builds may still
         // be attached to devices.
@@ -85,16 +84,18 @@ impl Datapath {
     }
 }
 
-/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
-/// different cgroup or cannot be updated.
-fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<bool, ProgramError> {
+/// Makes `program` the program of the link, if the link has a different program.
+fn replace(link: &OwnedFd, program: &LoadedSocketProgram, cgroup: u64) -> Result<Replaced, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
-        return Ok(false);
+        return Ok(Replaced::No);
     }
     // The link is updated only if its program differs, because each update takes the kernel's global cgroup lock.
-    let is_there = facts.program == program.info()?.id();
-    Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
+    if facts.program == program.info()?.id() {
+        return Ok(Replaced::Unchanged);
+    }
+    let is_updated = sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok();
+    Ok(if is_updated { Replaced::Updated } else { Replaced::No })
 }
 
 impl Hooks {
@@ -120,7 +121,9 @@ impl Hooks {
         let pin = self.pins.socket_link(cgroup.id, which.hook);
         match sys::open_pin(&pin) {
             Ok(link) => {
-                if replace(&link, program, cgroup.id).map_err(refused)? {
+                let replaced = replace(&link, program, cgroup.id).map_err(refused)?;
+                if replaced != Replaced::No {
+                    self.record_socket_program(which, cgroup, replaced == Replaced::Unchanged);
                     return Ok(());
                 }
                 // A link that `replace` does not accept, for example because its cgroup was removed, is replaced by a
@@ -137,11 +140,22 @@ impl Hooks {
             interface,
             source,
         })?;
-        link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
+        link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))?;
+        self.record_socket_program(which, cgroup, false);
+        Ok(())
+    }
+
+    fn record_socket_program(&mut self, which: &SocketProgram, cgroup: &Cgroup<'_>, was_intact: bool) {
+        let is_known = !self.own.sockets.insert((cgroup.id, which.hook));
+        if is_known && !was_intact {
+            self.repairs
+                .record(RepairedObject::CgroupLink, format_args!("{} of {}", which.name, cgroup.path.display()));
+        }
     }
 
     /// Detaches the socket programs from every cgroup except the one with the inode number `keep`.
-    fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
+    fn leave_cgroups(&mut self, keep: Option<u64>) -> Result<(), DatapathError> {
+        self.own.sockets.retain(|(cgroup, _)| Some(*cgroup) == keep);
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
         // Programs are detached in the reverse order of attaching. A program for replies shows clients the address to
         // which they connected, so this program must stay attached as long as programs that translate requests.

@@ -16,7 +16,10 @@ use super::{
     tables::{Tables, shared_stats},
 };
 use crate::{
-    core::model::{Backend, Family, Frontend, Protocol},
+    core::{
+        model::{Backend, Family, Frontend, Protocol},
+        repairs::{RepairJournal, RepairedObject},
+    },
     process::error_chain::ErrorChain,
 };
 
@@ -31,27 +34,44 @@ pub struct MappingWriter {
     free_stats_from: u32,
     /// Removed endpoints whose conntrack and socket reverse NAT entries have not been removed yet.
     to_purge: BTreeSet<Sender>,
+    /// Whether the kernel has exactly the mappings and endpoints of this writer, unless other software has changed them.
+    /// This is false before the first reading, and from a failed write to the next reading.
+    is_exact: bool,
+    repairs: RepairJournal,
     /// Whether this writer has already removed the socket reverse NAT entries that a killed agent left behind.
     has_removed_stale_rnat: bool,
 }
 
 impl MappingWriter {
-    /// Reads all mappings from the kernel, and corrects endpoints that do not match the mappings.
+    /// Creates a writer that records repairs in `repairs`.
+    pub fn new(repairs: RepairJournal) -> Self {
+        Self { repairs, ..Self::default() }
+    }
+
+    /// Reads all mappings from the kernel, and corrects endpoints that do not match the mappings. Records the mappings
+    /// and endpoints that other software has changed as repairs: after this function, the core plans the ops that
+    /// restore the mappings.
     ///
     /// # Errors
     ///
     /// If a BPF map operation fails.
     pub fn refresh(&mut self, tables: &mut Tables) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
-        let (to_purge, has_removed_stale_rnat) = (std::mem::take(&mut self.to_purge), self.has_removed_stale_rnat);
-        *self = Self { to_purge, has_removed_stale_rnat, ..Self::default() };
-        for (frontend, entry) in tables.entries()? {
-            self.insert_known(frontend, entry);
-        }
+        let mut entries = tables.entries()?;
         let mut present = BTreeMap::new();
         for family in Family::ALL {
             present.extend(tables.family(family).endpoints()?);
         }
         let mut is_repaired = false;
+        if self.is_exact {
+            self.record_foreign_changes(&entries, &present);
+            is_repaired = self.restore_counters(tables, &mut entries)?;
+        }
+        let (to_purge, repairs) = (std::mem::take(&mut self.to_purge), self.repairs.clone());
+        let has_removed_stale_rnat = self.has_removed_stale_rnat;
+        *self = Self { to_purge, repairs, is_exact: true, has_removed_stale_rnat, ..Self::default() };
+        for (frontend, entry) in entries {
+            self.insert_known(frontend, entry);
+        }
         for (sender, frontends) in &self.frontends_of {
             let valid = frontends.iter().filter_map(|frontend| self.known.get(frontend)).map(endpoint);
             if !valid.clone().any(|value| present.get(sender) == Some(&value)) {
@@ -76,6 +96,44 @@ impl MappingWriter {
         Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
     }
 
+    /// Records each mapping and endpoint that differs from the mapping or endpoint that this writer has written.
+    fn record_foreign_changes(&self, entries: &BTreeMap<Frontend, Entry>, endpoints: &BTreeMap<Sender, Endpoint>) {
+        let frontends: BTreeSet<&Frontend> = self.known.keys().chain(entries.keys()).collect();
+        for frontend in frontends.into_iter().filter(|frontend| self.known.get(*frontend) != entries.get(*frontend)) {
+            self.repairs.record(RepairedObject::MapEntry, format_args!("mapping {frontend}"));
+        }
+        let is_intact = |sender: &&Sender| {
+            let frontends = self.frontends_of.get(*sender).into_iter().flatten();
+            let mut valid = frontends.filter_map(|frontend| self.known.get(frontend)).map(endpoint);
+            valid.any(|value| endpoints.get(*sender) == Some(&value))
+        };
+        let senders: BTreeSet<&Sender> = self.frontends_of.keys().chain(endpoints.keys()).collect();
+        for Sender { pod_ip, pod_port, .. } in senders.into_iter().filter(|sender| !is_intact(sender)) {
+            self.repairs.record(RepairedObject::MapEntry, format_args!("endpoint {pod_ip} port {pod_port}"));
+        }
+    }
+
+    /// Restores the index of each mapping's counters. The core does not know these indexes, so no op restores them.
+    /// Returns whether an index was restored.
+    fn restore_counters(
+        &self,
+        tables: &mut Tables,
+        entries: &mut BTreeMap<Frontend, Entry>,
+    ) -> Result<bool, DatapathError> {
+        let mut is_restored = false;
+        for (frontend, entry) in entries {
+            let Some(own) = self.known.get(frontend).filter(|own| own.stats_index != entry.stats_index) else {
+                continue;
+            };
+            entry.stats_index = own.stats_index;
+            if own.backend == entry.backend {
+                tables.family_mut(frontend.family).set_mapping(*frontend, own)?;
+                is_restored = true;
+            }
+        }
+        Ok(is_restored)
+    }
+
     /// The Pod addresses of all mappings.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
@@ -97,7 +155,9 @@ impl MappingWriter {
         let refused = others.filter_map(|(frontend, backend)| {
             self.upsert(tables, *frontend, *backend).err().map(|error| (*frontend, error))
         });
-        refused.collect()
+        let refused: BTreeMap<_, _> = refused.collect();
+        self.is_exact &= refused.is_empty();
+        refused
     }
 
     /// Writes the new mappings of an IP family together: one system call writes all endpoints, and a second system call
@@ -139,6 +199,7 @@ impl MappingWriter {
             for entry in entries.values() {
                 self.free_stats(entry.stats_index);
             }
+            self.is_exact = false;
             return Vec::new();
         }
         for (frontend, entry) in &entries {
@@ -192,6 +253,7 @@ impl MappingWriter {
     ///
     /// If a BPF map operation fails.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
+        let was_exact = std::mem::replace(&mut self.is_exact, false);
         // The time is recorded before the mapping is removed, so that the port counts as recently used even if the
         // agent is killed between these two steps.
         tables.record_unmapped_traffic(frontend)?;
@@ -203,6 +265,7 @@ impl MappingWriter {
             tables.move_stats_to_shared(index, frontend.family)?;
             self.free_stats(index);
         }
+        self.is_exact = was_exact;
         Ok(())
     }
 

@@ -21,6 +21,7 @@ pub mod local_clients;
 mod machine;
 pub mod mappings;
 mod next_hops;
+mod node_addresses;
 mod object;
 mod own_programs;
 mod packet_trace;

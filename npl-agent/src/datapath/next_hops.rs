@@ -20,7 +20,10 @@ use super::{
     pins::Pins,
     tables::{open, tolerate_missing},
 };
-use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
+use crate::core::{
+    devices::redirect::{HopKind, PodNextHop, ProgramSet},
+    repairs::{RepairJournal, RepairedObject},
+};
 
 /// The maps of the uplinks (`npl_rd_uplinks`) and of the next hop of each Pod (`npl_pod_dev_v4` and `npl_pod_dev_v6`).
 #[derive(Debug)]
@@ -31,11 +34,11 @@ pub(super) struct NextHops {
 }
 
 impl NextHops {
-    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+    pub(super) fn open(pins: &Pins, repairs: &RepairJournal) -> Result<Self, DatapathError> {
         Ok(Self {
-            uplinks: Table::open(pins, MAP_UPLINK)?,
-            v4: Table::open(pins, MAP_NEXT_HOP_V4)?,
-            v6: Table::open(pins, MAP_NEXT_HOP_V6)?,
+            uplinks: Table::open(pins, MAP_UPLINK, repairs)?,
+            v4: Table::open(pins, MAP_NEXT_HOP_V4, repairs)?,
+            v6: Table::open(pins, MAP_NEXT_HOP_V6, repairs)?,
         })
     }
 
@@ -90,16 +93,21 @@ impl NextHops {
     }
 }
 
-/// A BPF hash map, and the map's name for error messages.
+/// A BPF hash map that only the agent writes. Differences from the entries that the agent has written are changes by
+/// other software.
 #[derive(Debug)]
 pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,
+    /// The map's name, for the log and for error messages.
     name: &'static str,
+    /// The entries that this process has written or adopted; `None` until the first call of [`Self::retain`].
+    written: Option<BTreeMap<K, V>>,
+    repairs: RepairJournal,
 }
 
 impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
-    pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
-        Ok(Self { map: open(pins, name)?, name })
+    pub(super) fn open(pins: &Pins, name: &'static str, repairs: &RepairJournal) -> Result<Self, DatapathError> {
+        Ok(Self { map: open(pins, name)?, name, written: None, repairs: repairs.clone() })
     }
 
     fn read(&self) -> Result<BTreeMap<K, V>, DatapathError> {
@@ -107,14 +115,33 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
     }
 
     pub(super) fn retain(&mut self, is_wanted: impl Fn(&K, &V) -> bool) -> Result<(), DatapathError> {
+        let mut present = self.read()?;
+        if let Some(written) = &self.written {
+            let keys: BTreeSet<&K> = written.keys().chain(present.keys()).collect();
+            let changed = keys.into_iter().filter(|key| written.get(*key) != present.get(*key)).count();
+            (0..changed).for_each(|_| self.repairs.record(RepairedObject::MapEntry, self.name));
+        }
         let others: BTreeSet<K> =
-            self.read()?.into_iter().filter(|(key, value)| !is_wanted(key, value)).map(|(key, _)| key).collect();
+            present.iter().filter(|(key, value)| !is_wanted(key, value)).map(|(key, _)| *key).collect();
         let removed = others.iter().try_for_each(|key| tolerate_missing(self.map.remove(key)));
-        removed.map_err(DatapathError::map("write", self.name))
+        removed.map_err(DatapathError::map("write", self.name))?;
+        present.retain(|key, _| !others.contains(key));
+        self.written = Some(present);
+        Ok(())
     }
 
+    /// Writes an entry, unless the map has the entry.
     pub(super) fn set(&mut self, key: K, value: V) -> Result<(), DatapathError> {
-        self.map.insert(key, value, 0).map_err(DatapathError::map("write", self.name))
+        if self.map.get(&key, 0).is_ok_and(|present| present == value) {
+            return Ok(());
+        }
+        self.map.insert(key, value, 0).map_err(DatapathError::map("write", self.name))?;
+        if let Some(former) = self.written.as_mut().and_then(|written| written.insert(key, value))
+            && former == value
+        {
+            self.repairs.record(RepairedObject::MapEntry, self.name);
+        }
+        Ok(())
     }
 }
 

@@ -179,6 +179,17 @@ impl Pins {
         Ok(links)
     }
 
+    /// The pins in the directory of links whose names this agent does not use.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be listed.
+    pub(super) fn unknown_links(&self) -> Result<Vec<PathBuf>, DatapathError> {
+        let folder = self.version.join(LINK_DIR);
+        let names = names_in(&folder)?.into_iter().filter(|name| meaning_of_link(name) == PinMeaning::Unknown);
+        Ok(names.map(|name| folder.join(name)).collect())
+    }
+
     /// The ifindex of every device with an XDP link.
     ///
     /// # Errors

@@ -9,7 +9,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
+    path::PathBuf,
 };
 
 use aya::{
@@ -26,13 +27,19 @@ use tracing::{debug, info};
 use super::{
     error::DatapathError,
     object::{self, ProgramKind, digest, embedded_object},
-    pins::{Pins, pin_error, remove_folder, unpin},
+    pins::{Pins, names_in, pin_error, remove_folder, unpin},
     preflight,
     socket_program::LoadedSocketProgram,
     sys,
     tables::open,
 };
-use crate::{core::sizes::TableSizes, process::memory};
+use crate::{
+    core::{
+        repairs::{RepairJournal, RepairedObject},
+        sizes::TableSizes,
+    },
+    process::memory,
+};
 
 /// The programs that every Node needs. A program that is not in this list, such as a program for devices without a
 /// link-layer header, is loaded when a device needs it.
@@ -75,6 +82,11 @@ pub(super) struct Programs {
     has_pinned_constants: bool,
     /// Whether programs of other builds may still be pinned.
     has_other_builds: bool,
+    /// The slow-path programs, by their index in the map `npl_slow`.
+    slow_paths: BTreeMap<u32, SchedClassifier>,
+    /// The pinned maps, and the pinned programs and constants of this build, by path. Because the agent holds these
+    /// objects, it can pin an object again whose pin other software has removed.
+    held: BTreeMap<PathBuf, OwnedFd>,
 }
 
 impl Programs {
@@ -129,6 +141,8 @@ impl Programs {
             object: None,
             has_pinned_constants: false,
             has_other_builds: true,
+            slow_paths: BTreeMap::new(),
+            held: BTreeMap::new(),
         }
     }
 
@@ -153,6 +167,7 @@ impl Programs {
             for (index, slow_path) in SlowPath::programs_of(name) {
                 let program = self.adopt_or_load(slow_path)?;
                 self.set_slow_path(index, &program)?;
+                self.slow_paths.insert(index, program);
             }
             let program = self.adopt_or_load(name)?;
             self.classifiers.insert(name, program);
@@ -224,6 +239,7 @@ impl Programs {
         }
         for (index, slow_path) in slow_paths {
             self.set_slow_path(index, &slow_path)?;
+            self.slow_paths.insert(index, slow_path);
         }
         info!(build = self.build, "reusing the pinned programs of an earlier agent");
         Ok(true)
@@ -341,6 +357,48 @@ impl Programs {
         constants.pin(&pin).map_err(|error| pin_error("pin constants", &pin, io::Error::other(error)))?;
         self.has_pinned_constants = true;
         self.read_known_maps()
+    }
+
+    /// Opens the pinned maps, and the pinned programs and constants of this build, that are not open yet. Ignores objects
+    /// of other software that cannot be opened.
+    pub(super) fn hold_pins(&mut self) -> Result<(), DatapathError> {
+        let folder = self.pins.programs_of(&self.build);
+        let of_build = names_in(&folder)?.into_iter().map(|name| folder.join(name));
+        let pins: Vec<PathBuf> = PINNED_MAPS.iter().map(|name| self.pins.map(name)).chain(of_build).collect();
+        for pin in pins {
+            if !self.held.contains_key(&pin)
+                && let Ok(object) = sys::open_pin(&pin)
+            {
+                self.held.insert(pin, object);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pins the objects of [`Self::hold_pins`] again whose pins were removed.
+    pub(super) fn restore_pins(&mut self, repairs: &RepairJournal) -> Result<(), DatapathError> {
+        for (pin, object) in self.held.iter().filter(|(pin, _)| !pin.exists()) {
+            if let Some(folder) = pin.parent() {
+                fs::create_dir_all(folder).map_err(|source| pin_error("create", folder, source))?;
+            }
+            sys::pin(object.as_fd(), pin).map_err(|source| pin_error("pin", pin, source))?;
+            repairs.record(RepairedObject::Pin, pin.display());
+        }
+        self.hold_pins()
+    }
+
+    /// Writes the slow-path programs again that other software has removed from the map `npl_slow` or replaced.
+    pub(super) fn restore_slow_paths(&self, repairs: &RepairJournal) -> Result<(), DatapathError> {
+        let map = sys::open_pin(&self.pins.map(MAP_SLOW_PATH))
+            .map_err(|source| pin_error("open", &self.pins.map(MAP_SLOW_PATH), source))?;
+        for (index, program) in &self.slow_paths {
+            let id = program.info().map(|info| info.id()).ok();
+            if id.is_some() && sys::program_in(map.as_fd(), *index).ok() != id {
+                self.set_slow_path(*index, program)?;
+                repairs.record(RepairedObject::MapEntry, format_args!("{MAP_SLOW_PATH} {index}"));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the pinned maps are the maps that this agent uses.

@@ -110,6 +110,16 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
+/// The id of the program in an element of a program array. aya is not used, because it cannot read program arrays.
+pub(super) fn program_in(array: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
+    let (key, mut id) = (index, 0_u32);
+    let mut attr = no_attributes();
+    attr.__bindgen_anon_2.map_fd = number(array);
+    attr.__bindgen_anon_2.key = std::ptr::from_ref(&key) as u64;
+    attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw mut id) as u64;
+    bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr).map(|_| id)
+}
+
 /// Writes elements of a map in one system call. aya is not used, because it has no batch operations. After an error,
 /// some of the elements may have been written.
 pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {

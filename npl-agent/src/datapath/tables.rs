@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::atomic::{Ordering, fence},
     time::Duration,
 };
@@ -13,9 +13,7 @@ use npl_common::{
     config::Config,
     crc,
     flow::tcp_flag,
-    fragment,
-    mapping::MAX_LOCAL_ADDRESSES,
-    names,
+    fragment, names,
     reason::Reason,
     stats::{COUNTED_MAPPINGS, MappingStats, SHARED_V4, SHARED_V6},
     unmapped,
@@ -35,6 +33,7 @@ use crate::core::{
         settings::PortRange,
         sources::{SourceRange, Sources},
     },
+    repairs::{RepairJournal, RepairedObject},
     service_traffic::CounterSample,
 };
 
@@ -46,6 +45,12 @@ pub struct Tables {
     v6: Maps<V6>,
     stats: PerCpuArray<MapData, MappingStats>,
     reason: PerCpuArray<MapData, u64>,
+    /// The configuration that this process has written last; `None` before the first write.
+    written_config: Option<Config>,
+    /// The node addresses and indexes that this process has written or adopted, of IPv4 and IPv6; `None` before the
+    /// first write.
+    pub(super) written_addresses: [Option<BTreeMap<IpAddr, u32>>; 2],
+    pub(super) repairs: RepairJournal,
 }
 
 impl std::fmt::Debug for Tables {
@@ -123,7 +128,15 @@ impl Tables {
             v6: Maps::open(pins)?,
             stats: open(pins, names::MAP_STATS)?,
             reason: open(pins, names::MAP_REASON)?,
+            written_config: None,
+            written_addresses: [None, None],
+            repairs: RepairJournal::default(),
         })
+    }
+
+    /// Records repairs in `repairs` from now on.
+    pub(super) fn record_repairs(&mut self, repairs: &RepairJournal) {
+        self.repairs = repairs.clone();
     }
 
     /// Writes the `CRC32c` table, which the programs use to update SCTP checksums.
@@ -137,6 +150,22 @@ impl Tables {
         elements
             .try_for_each(|(index, element)| map.set(index, element, 0))
             .map_err(DatapathError::map("write", names::MAP_CRC))
+    }
+
+    /// Restores the elements of the `CRC32c` table that other software has changed.
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub(super) fn repair_crc_table(&self, pins: &Pins) -> Result<(), DatapathError> {
+        let mut map: Array<MapData, u32> = open(pins, names::MAP_CRC)?;
+        for (index, element) in (0..).zip(crc::TABLE) {
+            if map.get(&index, 0).map_err(DatapathError::map("read", names::MAP_CRC))? != element {
+                map.set(index, element, 0).map_err(DatapathError::map("write", names::MAP_CRC))?;
+                self.repairs.record(RepairedObject::MapEntry, names::MAP_CRC);
+            }
+        }
+        Ok(())
     }
 
     /// The maps of an IP family.
@@ -165,7 +194,31 @@ impl Tables {
     }
 
     pub(super) fn set_config(&mut self, config: Config) -> Result<(), DatapathError> {
-        self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
+        self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))?;
+        self.written_config = Some(config);
+        Ok(())
+    }
+
+    /// The configuration that the next write changes. If other software has changed the configuration, restores the
+    /// configuration that this process has written.
+    fn own_config(&mut self) -> Result<Config, DatapathError> {
+        let found = self.config()?;
+        let Some(own) = self.written_config.filter(|own| *own != found) else { return Ok(found) };
+        // The restored configuration has a new epoch, because programs may have cached lookups in the present epoch.
+        let epoch = own.epoch.max(found.epoch).wrapping_add(1);
+        let restored = Config { epoch, ..own };
+        self.set_config(restored)?;
+        self.repairs.record(RepairedObject::MapEntry, names::MAP_CONFIG);
+        Ok(restored)
+    }
+
+    /// Restores the configuration if other software has changed it.
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub(super) fn repair_config(&mut self) -> Result<(), DatapathError> {
+        self.own_config().map(drop)
     }
 
     /// Applies `change` to the configuration, and writes the result unless it equals the present configuration.
@@ -174,7 +227,7 @@ impl Tables {
     ///
     /// If a BPF map operation fails.
     pub(super) fn change_config(&mut self, change: impl FnOnce(Config) -> Config) -> Result<(), DatapathError> {
-        let old = self.config()?;
+        let old = self.own_config()?;
         let new = change(old);
         if new == old { Ok(()) } else { self.set_config(new) }
     }
@@ -199,7 +252,7 @@ impl Tables {
         // The fences ensure that all CPUs see the preceding change before the new epoch, and the new epoch before the
         // next change. System calls alone do not guarantee this order.
         fence(Ordering::SeqCst);
-        let old = self.config()?;
+        let old = self.own_config()?;
         let written = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
         fence(Ordering::SeqCst);
         written
@@ -351,84 +404,6 @@ impl Tables {
     /// the port. The recorded time outlives a restart of the agent.
     pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
-    }
-
-    /// The node addresses whose node ports the programs translate.
-    ///
-    /// # Errors
-    ///
-    /// If a BPF map operation fails.
-    pub fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
-        let mut addresses = BTreeSet::new();
-        for family in Family::ALL {
-            addresses.extend(self.family(family).local_addresses()?.into_keys());
-        }
-        Ok(addresses)
-    }
-
-    /// Sets the node addresses whose ports the programs translate. `wanted` is in descending order of importance.
-    /// Returns the addresses that do not fit into the maps.
-    ///
-    /// An address keeps its index for as long as it is in the map. Before a freed index is reused, half-open entries
-    /// with this index are cleared, so that no reply gets a wrong node address as its source.
-    ///
-    /// # Errors
-    ///
-    /// If a BPF map operation fails.
-    pub fn set_local_addresses(&mut self, wanted: &[IpAddr]) -> Result<Vec<IpAddr>, DatapathError> {
-        let mut left_out = Vec::new();
-        for family in Family::ALL {
-            let mut of_family: Vec<IpAddr> =
-                wanted.iter().copied().filter(|addr| Family::of(*addr) == family).collect();
-            left_out.extend(of_family.split_off(of_family.len().min(MAX_LOCAL_ADDRESSES as usize)));
-            self.set_addresses_of(family, &of_family)?;
-        }
-        Ok(left_out)
-    }
-
-    fn set_addresses_of(&mut self, family: Family, wanted: &[IpAddr]) -> Result<(), DatapathError> {
-        let mut present = self.family(family).local_addresses()?;
-        let gone: Vec<_> = present.keys().filter(|addr| !wanted.contains(addr)).copied().collect();
-        let primary = IpAddr::from(self.config()?.primary_v4);
-        if gone.contains(&primary) {
-            self.set_primary_v4(Ipv4Addr::UNSPECIFIED, 0)?;
-        }
-        let has_free_indexes = !gone.is_empty();
-        for addr in gone {
-            if let Some(index) = present.remove(&addr) {
-                self.family_mut(family).remove_local_address(addr, index)?;
-            }
-        }
-        if has_free_indexes {
-            // Cached lookups of replies contain the index of an address, and another address may reuse this index.
-            self.begin_epoch()?;
-        }
-        if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // Half-open entries also contain the index of an address. If the index were reused, these entries would
-            // establish flows with the wrong node address.
-            self.family_mut(family).clear_half_open_except(&present.values().copied().collect())?;
-        }
-        for addr in wanted {
-            if !present.contains_key(addr) {
-                let used = present.values().copied().collect();
-                present.extend(self.family_mut(family).add_local_address(*addr, &used)?.map(|index| (*addr, index)));
-            }
-        }
-        let first = wanted.first().and_then(|addr| Some((*addr, *present.get(addr)?)));
-        match first {
-            Some((IpAddr::V4(addr), index)) => self.set_primary_v4(addr, index),
-            Some((IpAddr::V6(_), index)) => {
-                self.change_config(|config| config.with_primary_v6_index(u8::try_from(index).unwrap_or_default()))
-            }
-            None if family == Family::V4 => self.set_primary_v4(Ipv4Addr::UNSPECIFIED, 0),
-            None => Ok(()),
-        }
-    }
-
-    /// Sets the primary IPv4 address of the Node. The programs compare a destination with this address first, which
-    /// saves the lookup of the address.
-    fn set_primary_v4(&mut self, addr: Ipv4Addr, index: u32) -> Result<(), DatapathError> {
-        self.change_config(|config| Config { primary_v4: addr.octets(), primary_v4_index: index, ..config })
     }
 
     /// For each [`Reason`], the number of packets that the programs counted, summed over CPUs.

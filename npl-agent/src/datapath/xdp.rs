@@ -16,14 +16,17 @@ use aya::programs::{ProgramError, Xdp};
 use npl_common::{config::PRE_TC_DEVICE_VALUE, names::MAP_PRE_TC_DEVICE};
 
 use super::{
-    attach::{Hooks, attach_error, failed, os_error},
+    attach::{Hooks, Replaced, attach_error, failed, os_error, restore_renamed_link},
     error::DatapathError,
     next_hops::Table,
     pins::{Pins, pin_error, unpin},
-    sys,
+    sys::{self, LinkFacts},
     tables::Tables,
 };
-use crate::core::devices::{Device, xdp::XdpReason};
+use crate::core::{
+    devices::{Device, xdp::XdpReason},
+    repairs::{RepairJournal, RepairedObject},
+};
 
 /// The map `npl_pre_tc_devs`: the ifindexes of devices whose packets may already be translated when the TC program
 /// runs.
@@ -31,8 +34,8 @@ use crate::core::devices::{Device, xdp::XdpReason};
 pub(super) struct PreTcDevices(Table<u32, u32>);
 
 impl PreTcDevices {
-    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
-        Table::open(pins, MAP_PRE_TC_DEVICE).map(Self)
+    pub(super) fn open(pins: &Pins, repairs: &RepairJournal) -> Result<Self, DatapathError> {
+        Table::open(pins, MAP_PRE_TC_DEVICE, repairs).map(Self)
     }
 
     /// Writes the ifindexes to the map, and sets the flag in the configuration that makes the TC programs read the map.
@@ -52,7 +55,8 @@ impl Hooks {
     /// Detaches the XDP program from all devices except `devices`: see [`Datapath::retain_xdp`].
     ///
     /// [`Datapath::retain_xdp`]: super::load::Datapath::retain_xdp
-    pub(super) fn retain_xdp(&self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
+    pub(super) fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
+        self.own.xdp.retain(|ifindex| devices.contains(ifindex));
         let links = match self.pins.xdp_links() {
             Ok(links) => links,
             Err(error) => return vec![error],
@@ -79,9 +83,14 @@ impl Hooks {
         let pin = self.pins.xdp_link(device.ifindex);
         let (name, program) = self.programs.load_xdp()?;
         let refused = attach_error(name, device);
+        let id = program.info().map_err(&refused)?.id();
+        let is_own = |facts: &LinkFacts| facts.program == id && facts.is_of_driver(device.ifindex);
+        let was_renamed = restore_renamed_link(&self.pins, &pin, is_own)?;
         match sys::open_pin(&pin) {
             Ok(link) => {
-                if replace(&link, program, device.ifindex).map_err(&refused)? {
+                let replaced = replace(&link, program, device.ifindex).map_err(&refused)?;
+                if replaced != Replaced::No {
+                    self.record_xdp(device, name, replaced == Replaced::Unchanged && !was_renamed);
                     return Ok(());
                 }
                 unpin(&pin)?;
@@ -92,7 +101,16 @@ impl Hooks {
         let program = program.fd().map_err(&refused)?.as_fd();
         let link =
             sys::create_xdp_link(program, device.ifindex).map_err(failed("bpf_link_create")).map_err(&refused)?;
-        sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
+        sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))?;
+        self.record_xdp(device, name, false);
+        Ok(())
+    }
+
+    fn record_xdp(&mut self, device: &Device, program: &str, was_intact: bool) {
+        let is_known = !self.own.xdp.insert(device.ifindex);
+        if is_known && !was_intact {
+            self.repairs.record(RepairedObject::XdpLink, format_args!("{program} of {}", device.name));
+        }
     }
 
     /// Records, for `npl-agent status`, why XDP translates the requests that a device receives, or why TC translates
@@ -131,16 +149,16 @@ impl DatapathError {
     }
 }
 
-/// Makes `program` the program of the link, if the link has a different program. Returns false if the link belongs to a
-/// different device or is not an XDP link.
-fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
+/// Makes `program` the program of the link, if the link has a different program.
+fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<Replaced, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {
-        return Ok(false);
+        return Ok(Replaced::No);
     }
     if facts.program != program.info()?.id() {
         let program = program.fd()?.as_fd();
         sys::replace_program(link.as_fd(), program).map_err(failed("bpf_link_update"))?;
+        return Ok(Replaced::Updated);
     }
-    Ok(true)
+    Ok(Replaced::Unchanged)
 }

@@ -16,6 +16,7 @@ use super::{
 use crate::core::{
     model::{Family, Protocol},
     publish::event_reason::EventReason,
+    repairs::RepairedObject,
 };
 
 /// A metric as it appears in a scrape.
@@ -155,6 +156,17 @@ meanings! {
         Tcx: "TC programs with TCX links translate requests and replies.",
         Clsact: "Before Linux 6.6, TC programs as filters of a clsact qdisc translate requests and replies.",
     }
+    REPAIRED_OBJECTS of RepairedObject {
+        TcxLink: "A TCX link of a TC program (since Linux 6.6).",
+        Filter: "A TC filter (before Linux 6.6).",
+        Qdisc: "The clsact qdisc of the filters (before Linux 6.6). The filters of a removed qdisc count as well.",
+        XdpLink: "The link of the XDP program.",
+        CgroupLink: "A link of a program for local clients on the cgroup.",
+        MapEntry: "An element of a map that only the agent writes, such as a mapping. Conntrack entries and counters do not \
+                   count.",
+        Pin: "The pin of a map or program below `/sys/fs/bpf/npl`.",
+        NftTable: "The nftables table `inet npl`, or a chain, rule or element of the table.",
+    }
 }
 
 const DIRECTIONS: &[(&str, &str)] =
@@ -183,6 +195,7 @@ const LABELS: &[(&str, &[Label])] = &[
         "npl_device_info",
         &[Label { name: "device", values: Values::Names("Name of the uplink.") }, listed("kind", REQUEST_PROGRAMS)],
     ),
+    ("npl_repairs_total", &[listed("object", REPAIRED_OBJECTS)]),
     ("npl_problems", &[Label { name: "reason", values: Values::EventReasons }]),
     (
         "npl_build_info",
@@ -263,6 +276,7 @@ impl Metrics {
             problems,
             redirect_refused: _,
             programs_ahead: _,
+            repairs: _,
         } = &metrics.0.families;
         drop(ops.get_or_create(&OpLabels { op: OpName::Reserve, outcome: OpOutcome::Done }));
         drop(patches.get_or_create(&OutcomeLabel { outcome: PatchOutcome::Patched }));

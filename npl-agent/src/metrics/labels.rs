@@ -9,6 +9,7 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 use crate::core::{
     model::{Family, Protocol},
     op::{Op, PodWrite},
+    repairs::RepairedObject,
 };
 
 /// The outcome of an op; also the value of the metric label `outcome`.
@@ -354,7 +355,8 @@ label_values!(
     Family,
     Protocol,
     WatchedResource,
-    FailureKind
+    FailureKind,
+    RepairedObject
 );
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -428,6 +430,11 @@ pub(super) struct DeviceLabel {
 pub(super) struct DeviceInfoLabels {
     pub(super) device: String,
     pub(super) kind: RequestProgram,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RepairLabel {
+    pub(super) object: RepairedObject,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

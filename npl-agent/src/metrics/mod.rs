@@ -41,7 +41,8 @@ use self::{
     datapath::DatapathCollector,
     labels::{
         DeviceInfoLabels, DeviceLabel, DeviceState, EventLabel, FamilyLabel, FlowTableLabels, OpLabels, OutcomeLabel,
-        PortLabels, PortState, ProtocolLabel, ReasonLabel, RemovalLabels, SubjectLabel, TableLabels, WatchLabels,
+        PortLabels, PortState, ProtocolLabel, ReasonLabel, RemovalLabels, RepairLabel, SubjectLabel, TableLabels,
+        WatchLabels,
     },
     process::ProcessCollector,
 };
@@ -49,6 +50,7 @@ use crate::core::{
     devices::Coverage,
     model::{Family, Protocol},
     op::Op,
+    repairs::RepairedObject,
 };
 
 /// A text format of metrics.
@@ -125,6 +127,7 @@ struct Families {
     problems: Labelled<ReasonLabel, Gauge>,
     redirect_refused: Gauge,
     programs_ahead: Gauge,
+    repairs: Labelled<RepairLabel, Counter>,
 }
 
 /// A histogram of durations from 0.1 ms to 26 s.
@@ -149,6 +152,10 @@ impl Metrics {
         let families = Families::default();
         let mut registry = Registry::with_prefix("npl");
         families.register(&mut registry);
+        // Each series exists from the start, so that alerts see the first increase.
+        for object in RepairedObject::ALL {
+            drop(families.repairs.get_or_create(&RepairLabel { object }));
+        }
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
         registry.register("build", "Version of the agent and ABI version of its pinned maps", Info::new(version));
         registry.register_collector(Box::new(DatapathCollector(datapath)));
@@ -290,6 +297,11 @@ impl Metrics {
         self.0.families.programs_ahead.set(gauge(count as u64));
     }
 
+    /// Counts an object that other software removed or changed, and that the agent restored.
+    pub fn count_repair(&self, object: RepairedObject) {
+        self.0.families.repairs.get_or_create(&RepairLabel { object }).inc();
+    }
+
     /// Sets the number of problems by Event reason. The series of an Event reason that `counts` does not contain is
     /// removed.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
@@ -342,6 +354,7 @@ impl Families {
             problems,
             redirect_refused,
             programs_ahead,
+            repairs,
         } = self.clone();
         registry.register(
             "ops",
@@ -389,7 +402,7 @@ impl Families {
         );
         registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
         Self::register_state(registry, mappings, ports, (devices, device_info), problems);
-        Self::register_neighbours(registry, redirect_refused, programs_ahead);
+        Self::register_neighbours(registry, redirect_refused, programs_ahead, repairs);
     }
 
     fn register_tables(
@@ -430,8 +443,13 @@ impl Families {
         );
     }
 
-    /// Registers the gauges that show effects of other software on the Node.
-    fn register_neighbours(registry: &mut Registry, redirect_refused: Gauge, programs_ahead: Gauge) {
+    /// Registers the metrics that show effects of other software on the Node.
+    fn register_neighbours(
+        registry: &mut Registry,
+        redirect_refused: Gauge,
+        programs_ahead: Gauge,
+        repairs: Labelled<RepairLabel, Counter>,
+    ) {
         registry.register(
             "redirect_refused",
             "Whether --forwarding redirect is refused because redirected packets would bypass NetworkPolicy: 1 or 0",
@@ -444,6 +462,12 @@ impl Families {
              does not run. Before Linux 6.6, the metric is measured in every forwarding mode; from Linux 6.6 on, it is \
              0 without --forwarding redirect or offload",
             programs_ahead,
+        );
+        registry.register(
+            "repairs",
+            "Objects of NPL in the kernel that other software removed or changed, and that the agent restored, by kind of \
+             object",
+            repairs,
         );
     }
 

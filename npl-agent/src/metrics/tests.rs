@@ -15,6 +15,7 @@ use crate::core::{
     devices::Coverage,
     model::{Family, Frontend, NodePort, PodPort, Protocol},
     op::{Op, RecentTraffic},
+    repairs::RepairedObject,
     service_traffic::ServiceTarget,
 };
 
@@ -61,6 +62,7 @@ fn encode_samples() -> String {
     metrics.set_request_programs([("eth0".to_owned(), RequestProgram::of(true, true))]);
     metrics.set_redirect_refused(true);
     metrics.set_programs_ahead(2);
+    metrics.count_repair(RepairedObject::TcxLink);
     metrics.encode(Format::OpenMetrics).expect("text")
 }
 
@@ -92,6 +94,8 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         r#"npl_problems{reason="RangeExhausted"} 4"#,
         "npl_redirect_refused 1",
         "npl_programs_ahead 2",
+        r#"npl_repairs_total{object="tcx_link"} 1"#,
+        r#"npl_repairs_total{object="nft_table"} 0"#,
         r#"npl_datapath_reason_packets_total{reason="no_mapping"} 3"#,
         r#"npl_datapath_packets_total{family="IPv4",direction="request"} 1"#,
         r#"npl_datapath_bytes_total{family="IPv4",direction="reply"} 4"#,

@@ -50,6 +50,7 @@ use crate::core::{
     networks::RuleNames,
     op::Op,
     pages,
+    repairs::{RepairJournal, RepairedObject},
 };
 
 pub use self::translated::{ConnectionKey, connection_traffic, translated_connections};
@@ -104,8 +105,8 @@ enum Update {
 impl Guard {
     /// Starts the thread. After a change of mappings, the thread updates the elements of the table's sets. After a
     /// change of connection marks or of forged sources, and once per `resync`, the thread compares the whole table with
-    /// the wanted content and corrects the table. `range` is the node port range.
-    pub fn start(mode: GuardMode, range: PortRange, resync: Duration) -> Self {
+    /// the wanted content and corrects the table. A correction of other software's change is recorded in `repairs`. `range` is the node port range.
+    pub fn start(mode: GuardMode, range: PortRange, resync: Duration, repairs: RepairJournal) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {
             mode,
@@ -113,6 +114,8 @@ impl Guard {
             mapped: BTreeMap::new(),
             network: None,
             installed: None,
+            own: None,
+            repairs,
             was_needed: false,
             is_failing: Last::default(),
             keeps_sources: Last::default(),
@@ -266,6 +269,10 @@ struct Worker {
     /// The content that the table had after its last successful check or update; `None` if the table does not exist, or
     /// if the last check or update failed.
     installed: Option<Content>,
+    /// The content that this agent has written last, even if a later check or update failed. A table with another content
+    /// was changed by other software.
+    own: Option<Content>,
+    repairs: RepairJournal,
     /// Whether the last check found that replies must be exempted from masquerading, for example because the Node has
     /// source NAT rules.
     was_needed: bool,
@@ -359,6 +366,7 @@ impl Worker {
         let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };
         table::update(&Connection::open()?, &(&wanted - &installed.endpoints), &(&installed.endpoints - &wanted))?;
         installed.endpoints = wanted;
+        self.own.clone_from(&self.installed);
         Ok(())
     }
 
@@ -390,15 +398,18 @@ impl Worker {
                 info!("removed nftables table {TABLE}: {}", self.mode.why_no_table());
             }
             self.log(&Content::default());
-            self.installed = None;
+            (self.installed, self.own) = (None, None);
             return Ok(());
         }
         let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings, dropped };
         if found.as_ref() != Some(&wanted) {
             table::replace(&connection, &wanted)?;
             self.log(&wanted);
+            if self.own.is_some() && found != self.own {
+                self.repairs.record(RepairedObject::NftTable, TABLE);
+            }
         }
-        self.installed = Some(wanted);
+        (self.installed, self.own) = (Some(wanted.clone()), Some(wanted));
         Ok(())
     }
 

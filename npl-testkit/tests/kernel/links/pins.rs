@@ -124,16 +124,18 @@ fn pinned_map_that_cannot_be_opened_is_kept() {
 }
 
 /// `npl-agent status` may find an incomplete set of maps, while a first agent loads its programs or a cleanup removes
-/// the maps. `status` must report each missing map.
+/// the maps. `status` must report each missing map. A running agent pins its own map again.
 #[test]
-fn missing_pin_of_a_map_is_reported() {
+fn missing_pin_of_a_map_is_reported_and_restored_by_the_agent() {
     with_lab(|lab| {
         let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_FLOW_V6);
         fs::remove_file(&pin).unwrap();
         let text = Inspection::read(Path::new(BPFFS)).unwrap_err().to_string();
         assert!(text.starts_with(&pin.display().to_string()) && text.contains("run the command again"), "{text}");
-        let text = lab.datapath.check_pins().unwrap_err().to_string();
-        assert!(text.starts_with(&pin.display().to_string()) && text.contains("its restart recreates"), "{text}");
+        lab.datapath.check_pins().unwrap();
+        Inspection::read(Path::new(BPFFS)).unwrap();
+        let repaired: Vec<_> = lab.datapath.repairs.take().into_iter().map(|repair| repair.name).collect();
+        assert_eq!(repaired, [pin.display().to_string()]);
     });
 }
 
@@ -146,6 +148,7 @@ fn pins_that_another_agent_replaced_are_reported() {
         assert!(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR).exists(), "the directory must exist again");
         fs::remove_file(Pins::new(Path::new(BPFFS)).map(names::MAP_CONFIG)).unwrap();
         drop(Datapath::open(Path::new(BPFFS)).unwrap());
-        assert!(lab.datapath.check_pins().is_err(), "another map is pinned there");
+        let text = lab.datapath.check_pins().unwrap_err().to_string();
+        assert!(text.contains("its restart recreates"), "another map is pinned there: {text}");
     });
 }

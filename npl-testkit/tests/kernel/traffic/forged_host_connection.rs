@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model::Family;
+use npl_agent::core::repairs::RepairJournal;
 use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::packet::Packet;
 use npl_testkit::poll;
@@ -44,7 +45,8 @@ fn worlds() -> impl Iterator<Item = (Forwarding, World)> {
 
 /// Runs the guard, and waits until it has installed or removed its rules.
 fn guard(world: &mut World, mode: GuardMode, forwarding: Forwarding) {
-    world.guard = Some(world.node().run(|| Guard::start(mode, port_range(), RESYNC)).unwrap());
+    world.guard =
+        Some(world.node().run(|| Guard::start(mode, port_range(), RESYNC, RepairJournal::default())).unwrap());
     world.follow(forwarding);
     let is_there = || world.node().nft_table(nft_guard::TABLE).is_some_and(|table| table.contains("drop"));
     poll::until("the guard", LIMIT, || (is_there() == (mode != GuardMode::Off)).then_some(())).unwrap();

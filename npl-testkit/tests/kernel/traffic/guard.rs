@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use npl_agent::core::model::Protocol;
+use npl_agent::core::repairs::RepairJournal;
 use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
@@ -47,7 +48,7 @@ fn masquerading() -> World {
 
 fn guarded(world: &mut World, mode: GuardMode) -> Guard {
     let mappings = world.datapath().mappings().unwrap();
-    let guard = world.node().run(|| Guard::start(mode, port_range(), RESYNC)).unwrap();
+    let guard = world.node().run(|| Guard::start(mode, port_range(), RESYNC, RepairJournal::default())).unwrap();
     guard.observe(&mappings);
     guard
 }
@@ -196,7 +197,8 @@ fn guard_follows_mappings_is_restored_and_ends_with_masquerading() {
 #[test]
 fn guard_covers_thousands_of_mappings_and_is_removed() {
     let world = World::new(1);
-    let guard = world.node().run(|| Guard::start(GuardMode::On, port_range(), RESYNC)).unwrap();
+    let guard =
+        world.node().run(|| Guard::start(GuardMode::On, port_range(), RESYNC, RepairJournal::default())).unwrap();
     let pod_ips = world.pod().ips();
     let of_port = |port| {
         let of_ip = move |pod_ip: &IpAddr| mapping(Protocol::Udp, 20_000 + port, (*pod_ip, 10_000 + port).into(), 1);

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model::{Family, Protocol};
+use npl_agent::core::repairs::RepairJournal;
 use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::netns::Netns;
@@ -293,7 +294,9 @@ rule add from {second} lookup 100 priority 1536"
 /// Starts the nftables guard. Waits until the guard has found the routing rules of the mark and of the second Pod, and
 /// has installed its own rules.
 fn guarded(mut world: World) -> World {
-    world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, port_range(), RESYNC)).unwrap());
+    world.guard = Some(
+        world.node().run(|| Guard::start(GuardMode::Auto, port_range(), RESYNC, RepairJournal::default())).unwrap(),
+    );
     world.follow(Forwarding::Stack);
     let second = format!("{} . 6 . {POD_PORT}", world.pods[1].0.ip());
     let is_there = || {
