@@ -3,10 +3,14 @@
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 
 /// The leading fields of `union bpf_attr` for [`BPF_PROG_LOAD`].
@@ -33,6 +37,22 @@ pub(crate) fn instruction(code: u8, destination: u8, source: u8, offset: i16, co
     let [low, high] = offset.to_le_bytes();
     let [a, b, c, d] = constant.to_le_bytes();
     u64::from_le_bytes([code, source << 4 | destination, low, high, a, b, c, d])
+}
+
+/// The leading fields of `union bpf_attr` for [`BPF_OBJ_GET`].
+#[repr(C)]
+struct Object {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// Opens a pinned map, program or link.
+pub(crate) fn open_pin(pin: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let fd = call(BPF_OBJ_GET, &mut Object { path: path.as_ptr() as u64, fd: 0, flags: 0 })?;
+    // SAFETY: the kernel has just returned this descriptor, and this function is its only owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Loads a TC classifier program.

@@ -5,7 +5,7 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -37,6 +37,7 @@ pub const BOTH: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress
 const TCX_SINCE: KernelVersion = KernelVersion::new(6, 6, 0);
 
 const BPF_OBJ_PIN: libc::c_int = 6;
+const BPF_LINK_UPDATE: libc::c_int = 29;
 
 /// The leading fields of `union bpf_attr` for [`BPF_OBJ_PIN`].
 #[repr(C)]
@@ -44,6 +45,15 @@ struct Pin {
     path: u64,
     fd: u32,
     flags: u32,
+}
+
+/// The leading fields of `union bpf_attr` for [`BPF_LINK_UPDATE`].
+#[repr(C)]
+struct LinkUpdate {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
 }
 
 /// The position of a program on a hook.
@@ -97,6 +107,23 @@ impl Foreign {
         let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place)).collect();
         let links: Result<_, ProgramError> = device.netns().run(attach)?;
         Ok(Self { device: device.clone(), links: links.context("attach a third-party program")?, program, bpffs })
+    }
+
+    /// The kernel's id of the program.
+    pub fn program_id(&self) -> u32 {
+        self.program.info().map(|info| info.id()).unwrap_or_default()
+    }
+
+    /// Makes another program of other software, which continues the chain, the program of a pinned link of NPL.
+    pub fn replace_program_of(&self, pin: &Path) -> Result<()> {
+        let link = bpf::open_pin(pin).with_context(|| format!("open {}", pin.display()))?;
+        // The kernel refuses a program that is already attached to the hook, so another program is loaded.
+        let program = load(HANDS_ON, 0, &self.bpffs.path().join("replacement"))?;
+        let program = program.fd().context("get the descriptor of a third-party program")?;
+        let number = |fd: i32| fd.cast_unsigned();
+        let (of_link, of_program) = (number(link.as_raw_fd()), number(program.as_fd().as_raw_fd()));
+        let mut update = LinkUpdate { link: of_link, program: of_program, flags: 0, old_program: 0 };
+        bpf::call(BPF_LINK_UPDATE, &mut update).context("update a link").map(drop)
     }
 
     /// Replaces the program with one that returns another verdict, at the same position.

@@ -19,6 +19,7 @@ mod events;
 mod families;
 mod fault_points;
 mod faults;
+mod foreign_changes;
 mod formats;
 mod from_antrea;
 mod guard;

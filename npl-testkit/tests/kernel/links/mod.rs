@@ -5,6 +5,7 @@
 mod cleanup;
 mod filter_order;
 mod foreign;
+mod foreign_changes;
 mod ingress_qdisc;
 mod instances;
 mod map_limits;
