@@ -115,7 +115,7 @@ pub(super) fn program_in(array: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
     let (key, mut id) = (index, 0_u32);
     let mut attr = no_attributes();
     attr.__bindgen_anon_2.map_fd = number(array);
-    attr.__bindgen_anon_2.key = std::ptr::from_ref(&key) as u64;
+    attr.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
     attr.__bindgen_anon_2.__bindgen_anon_1.value = (&raw mut id) as u64;
     bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr).map(|_| id)
 }

@@ -2,10 +2,7 @@
 //! Tests of the core as a whole: scenarios as text, and properties that hold after random sequences of events. The fuzz
 //! target `cluster` uses the same model and checks the same properties ([`fuzz`]).
 
-#![cfg_attr(
-    not(test),
-    expect(clippy::unwrap_used, clippy::panic, reason = "a panic is how a fuzz target reports a fault")
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a panic is how a test or a fuzz target reports a fault")]
 #![cfg_attr(not(test), expect(dead_code, reason = "some functions of the model are only for tests"))]
 
 mod chaos;
