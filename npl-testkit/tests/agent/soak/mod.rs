@@ -118,6 +118,7 @@ fn round(world: &mut World, churn: &mut Churn, duration: Duration, restarts: Res
         changes += 1;
     }
     churn.remove_all(world);
+    assert_eq!(repairs(world), Vec::<String>::new(), "the churn changes no kernel object of NPL");
     (changes, traffic.end(world))
 }
 
@@ -156,6 +157,14 @@ fn churn_leaves_memory_open_files_and_kernel_state_as_they_were() {
     println!("changes and answers: {restarted:?} with restarts, {kept:?} without; {before:?}; {after:?}");
     let limit = before.memory + MEMORY_ALLOWANCE;
     assert!(after.memory <= limit, "the agent's memory grew from {} kB to {} kB", before.memory, after.memory);
+}
+
+/// Returns the lines of the metric of repairs that are not zero.
+fn repairs(world: &mut World) -> Vec<String> {
+    let metrics = world.agent().metrics().unwrap();
+    let repairs: Vec<&str> = metrics.lines().filter(|line| line.starts_with("npl_repairs_total{")).collect();
+    assert!(!repairs.is_empty(), "the metric is present from the start: {metrics}");
+    repairs.into_iter().filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect()
 }
 
 /// Returns the number of passes of the agent's main loop.
