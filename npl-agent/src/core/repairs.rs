@@ -5,7 +5,7 @@
 //! wanted change and an upgrade are no repairs.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Display,
     mem,
     sync::{Arc, Mutex, PoisonError},
@@ -87,6 +87,20 @@ impl RepairJournal {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Repair { object, name: name.to_string() });
     }
 
+    /// Records each entry of a map that differs from the entry that the agent has written. `name` returns an entry's name
+    /// for the log.
+    pub fn record_changes<K: Ord, V: PartialEq>(
+        &self,
+        written: &BTreeMap<K, V>,
+        found: &BTreeMap<K, V>,
+        name: impl Fn(&K) -> String,
+    ) {
+        let keys: BTreeSet<&K> = written.keys().chain(found.keys()).collect();
+        for key in keys.into_iter().filter(|key| written.get(*key) != found.get(*key)) {
+            self.record(RepairedObject::MapEntry, name(key));
+        }
+    }
+
     /// Returns the repairs since the last call.
     pub fn take(&self) -> Vec<Repair> {
         mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
@@ -133,6 +147,16 @@ mod tests {
     }
 
     #[test]
+    fn removed_changed_and_added_entries_are_recorded_once_each() {
+        let journal = RepairJournal::default();
+        let written = BTreeMap::from([(1, 'a'), (2, 'b'), (3, 'c')]);
+        let found = BTreeMap::from([(1, 'a'), (2, 'x'), (4, 'd')]);
+        journal.record_changes(&written, &found, |key| format!("entry {key}"));
+        let names: Vec<String> = journal.take().into_iter().map(|repair| repair.name).collect();
+        assert_eq!(names, ["entry 2", "entry 3", "entry 4"]);
+    }
+
+    #[test]
     fn each_kind_of_object_has_a_limit_of_log_lines_per_minute() {
         let mut limit = RepairLimit::default();
         for _ in 0..MOST_LINES {
@@ -147,7 +171,7 @@ mod tests {
 
     #[test]
     fn all_kinds_of_objects_have_different_labels() {
-        let labels: std::collections::BTreeSet<_> = RepairedObject::ALL.iter().map(|object| object.as_str()).collect();
+        let labels: BTreeSet<_> = RepairedObject::ALL.iter().map(|object| object.as_str()).collect();
         assert_eq!(labels.len(), RepairedObject::ALL.len());
     }
 }

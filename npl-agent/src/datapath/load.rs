@@ -28,7 +28,7 @@ use crate::{
     core::{
         devices::{Device, Direction, plan::DevicePlan, redirect::PodNextHop},
         model::{Backend, Frontend, NodePort, TranslatedConnection, settings::PortRange, sources::SourceRange},
-        repairs::{RepairJournal, RepairedObject},
+        repairs::RepairJournal,
         sizes::{MaxFlows, TableSizes},
     },
     process::selinux,
@@ -342,8 +342,8 @@ impl Datapath {
     }
 
     /// The allowed sources of every frontend, as read from the kernel. Records the allowed sources that other software
-    /// has changed as repairs: the core plans the ops that restore them. A frontend may have allowed sources although its mapping does not
-    /// restrict sources.
+    /// has changed as repairs: the core plans the ops that restore them. A frontend may have allowed sources although its
+    /// mapping does not restrict sources.
     ///
     /// # Errors
     ///
@@ -351,10 +351,7 @@ impl Datapath {
     pub fn sources(&mut self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
         let found = self.tables.sources()?;
         if let Some(known) = self.known_sources.replace(found.clone()) {
-            let frontends: BTreeSet<&Frontend> = known.keys().chain(found.keys()).collect();
-            for frontend in frontends.into_iter().filter(|it| known.get(*it) != found.get(*it)) {
-                self.repairs.record(RepairedObject::MapEntry, format_args!("allowed sources of {frontend}"));
-            }
+            self.repairs.record_changes(&known, &found, |frontend| format!("allowed sources of {frontend}"));
         }
         Ok(found)
     }

@@ -98,10 +98,7 @@ impl MappingWriter {
 
     /// Records each mapping and endpoint that differs from the mapping or endpoint that this writer has written.
     fn record_foreign_changes(&self, entries: &BTreeMap<Frontend, Entry>, endpoints: &BTreeMap<Sender, Endpoint>) {
-        let frontends: BTreeSet<&Frontend> = self.known.keys().chain(entries.keys()).collect();
-        for frontend in frontends.into_iter().filter(|frontend| self.known.get(*frontend) != entries.get(*frontend)) {
-            self.repairs.record(RepairedObject::MapEntry, format_args!("mapping {frontend}"));
-        }
+        self.repairs.record_changes(&self.known, entries, |frontend| format!("mapping {frontend}"));
         let is_intact = |sender: &&Sender| {
             let frontends = self.frontends_of.get(*sender).into_iter().flatten();
             let mut valid = frontends.filter_map(|frontend| self.known.get(frontend)).map(endpoint);

@@ -117,9 +117,7 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
     pub(super) fn retain(&mut self, is_wanted: impl Fn(&K, &V) -> bool) -> Result<(), DatapathError> {
         let mut present = self.read()?;
         if let Some(written) = &self.written {
-            let keys: BTreeSet<&K> = written.keys().chain(present.keys()).collect();
-            let changed = keys.into_iter().filter(|key| written.get(*key) != present.get(*key)).count();
-            (0..changed).for_each(|_| self.repairs.record(RepairedObject::MapEntry, self.name));
+            self.repairs.record_changes(written, &present, |_key| self.name.to_owned());
         }
         let others: BTreeSet<K> =
             present.iter().filter(|(key, value)| !is_wanted(key, value)).map(|(key, _)| *key).collect();
