@@ -299,7 +299,7 @@ impl Hooks {
             Ok(link) => {
                 is_moved = predecessor::is_ahead_of(&self.pins, &link, (device.ifindex, direction))?;
                 if !is_moved {
-                    let replaced = replace(&link, program, device.ifindex, direction).map_err(&refused)?;
+                    let replaced = replace(&link, (program, id), device.ifindex, direction).map_err(&refused)?;
                     if replaced != Replaced::No {
                         let is_intact = replaced == Replaced::Unchanged && !was_renamed;
                         self.record_attached(RepairedObject::TcxLink, (device, direction), name, is_intact);
@@ -450,10 +450,10 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Makes `program` the program of the link, if the link has a different program.
+/// Makes `program`, which has this id, the program of the link, if the link has a different program.
 fn replace(
     link: &OwnedFd,
-    program: &SchedClassifier,
+    (program, id): (&SchedClassifier, u32),
     ifindex: u32,
     direction: Direction,
 ) -> Result<Replaced, ProgramError> {
@@ -462,7 +462,6 @@ fn replace(
     if !facts.is_of_hook(ifindex, hook) {
         return Ok(Replaced::No);
     }
-    let id = program.info()?.id();
     let mut replaced = Replaced::Unchanged;
     if facts.program != id {
         replaced = Replaced::Updated;

@@ -88,7 +88,7 @@ impl Hooks {
         let was_renamed = restore_renamed_link(&self.pins, &pin, is_own)?;
         match sys::open_pin(&pin) {
             Ok(link) => {
-                let replaced = replace(&link, program, device.ifindex).map_err(&refused)?;
+                let replaced = replace(&link, (program, id), device.ifindex).map_err(&refused)?;
                 if replaced != Replaced::No {
                     self.record_xdp(device, name, replaced == Replaced::Unchanged && !was_renamed);
                     return Ok(());
@@ -149,13 +149,13 @@ impl DatapathError {
     }
 }
 
-/// Makes `program` the program of the link, if the link has a different program.
-fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<Replaced, ProgramError> {
+/// Makes `program`, which has this id, the program of the link, if the link has a different program.
+fn replace(link: &OwnedFd, (program, id): (&Xdp, u32), ifindex: u32) -> Result<Replaced, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {
         return Ok(Replaced::No);
     }
-    if facts.program != program.info()?.id() {
+    if facts.program != id {
         let program = program.fd()?.as_fd();
         sys::replace_program(link.as_fd(), program).map_err(failed("bpf_link_update"))?;
         return Ok(Replaced::Updated);
