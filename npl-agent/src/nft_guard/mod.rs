@@ -105,7 +105,8 @@ enum Update {
 impl Guard {
     /// Starts the thread. After a change of mappings, the thread updates the elements of the table's sets. After a
     /// change of connection marks or of forged sources, and once per `resync`, the thread compares the whole table with
-    /// the wanted content and corrects the table. A correction of other software's change is recorded in `repairs`. `range` is the node port range.
+    /// the wanted content and corrects the table. A correction of other software's change is recorded in `repairs`.
+    /// `range` is the node port range.
     pub fn start(mode: GuardMode, range: PortRange, resync: Duration, repairs: RepairJournal) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {

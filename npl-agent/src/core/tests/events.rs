@@ -156,11 +156,16 @@ pub(super) fn pod() -> impl Strategy<Value = Pod> {
 
 fn node() -> impl Strategy<Value = Node> {
     let internal_ips = select(vec!["192.0.2.1", "192.0.2.2", "192.0.2.1 2001:db8:1::1", "2001:db8:1::2"]);
-    internal_ips.prop_map(|ips| Node {
+    internal_ips.prop_map(node_with)
+}
+
+/// The agent's Node with these internal addresses, separated by spaces.
+pub(super) fn node_with(internal_ips: &str) -> Node {
+    Node {
         name: "n1".to_owned(),
-        internal_ips: ips.split_whitespace().map(|ip| ip.parse().unwrap()).collect(),
+        internal_ips: internal_ips.split_whitespace().map(|ip| ip.parse().unwrap()).collect(),
         external_ips: Vec::new(),
-    })
+    }
 }
 
 fn annotation() -> impl Strategy<Value = Option<String>> {
@@ -188,6 +193,27 @@ pub(super) fn cluster_event() -> impl Strategy<Value = Event> {
     ]
 }
 
+/// The sum of the weights in [`agent_event`], so that each of its events is as frequent beside other events as its
+/// weight says.
+pub(super) const AGENT_WEIGHT: u32 = 34;
+
+/// Passes of the agent, answers of the API server, the passage of time, and the use of ports by other processes and by
+/// clients.
+pub(super) fn agent_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        1 => frontend().prop_map(Event::Steal),
+        1 => frontend().prop_map(Event::Return),
+        1 => frontend().prop_map(Event::Send),
+        1 => frontend().prop_map(Event::Cease),
+        6 => (0..4_usize).prop_map(Event::Deliver),
+        10 => fates().prop_map(Event::Pass),
+        6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Serve(count, fates)),
+        4 => (0..3_usize).prop_map(Event::Answer),
+        2 => (0..50_u64).prop_map(|seconds| Event::Idle(seconds * 1_000)),
+        2 => (0..50_u64).prop_map(|seconds| Event::Wait(seconds * 1_000)),
+    ]
+}
+
 pub(super) fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         16 => cluster_event(),
@@ -195,17 +221,8 @@ pub(super) fn event() -> impl Strategy<Value = Event> {
         2 => (frontend(), any::<bool>()).prop_map(|(frontend, is_forged)| Event::Meddle(frontend, is_forged)),
         2 => (frontend(), range()).prop_map(|(frontend, range)| Event::MeddleWithSources(frontend, range)),
         1 => prop_oneof![0..8_usize, Just(usize::MAX)].prop_map(Event::Room),
-        1 => frontend().prop_map(Event::Steal),
-        1 => frontend().prop_map(Event::Return),
-        1 => frontend().prop_map(Event::Send),
-        1 => frontend().prop_map(Event::Cease),
         1 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
-        6 => (0..4_usize).prop_map(Event::Deliver),
-        10 => fates().prop_map(Event::Pass),
-        6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Serve(count, fates)),
-        4 => (0..3_usize).prop_map(Event::Answer),
-        2 => (0..50_u64).prop_map(|seconds| Event::Idle(seconds * 1_000)),
-        2 => (0..50_u64).prop_map(|seconds| Event::Wait(seconds * 1_000)),
+        AGENT_WEIGHT => agent_event(),
         2 => Just(Event::Settle),
     ]
 }
@@ -216,12 +233,17 @@ pub(super) fn start() -> Chaos {
 
 pub(super) fn start_with(protocol_pairing: ProtocolPairing) -> Chaos {
     let mut world = World::new(Settings { protocol_pairing, ..settings("61000-61005") });
-    world.put_node(Node {
-        name: "n1".to_owned(),
-        internal_ips: vec!["192.0.2.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()],
-        external_ips: Vec::new(),
-    });
+    world.put_node(node_with("192.0.2.1 2001:db8:1::1"));
     Chaos::new(world)
+}
+
+/// Keeps in a changed Pod what the API server and the kubelet do not change in an existing Pod, and the annotation,
+/// which only the agent writes.
+pub(super) fn keep_lasting_fields(pod: &mut Pod, former: &Pod) {
+    pod.annotation.clone_from(&former.annotation);
+    pod.is_finished |= former.is_finished;
+    pod.is_terminating |= former.is_terminating;
+    pod.ports.clone_from(&former.ports);
 }
 
 pub(super) fn happen(chaos: &mut Chaos, event: Event) {
@@ -233,10 +255,7 @@ pub(super) fn happen(chaos: &mut Chaos, event: Event) {
             match chaos.world.pods.get(&pod.key).filter(|_| !is_new) {
                 Some(former) => {
                     pod.uid = former.uid.clone();
-                    pod.annotation.clone_from(&former.annotation);
-                    pod.is_finished |= former.is_finished;
-                    pod.is_terminating |= former.is_terminating;
-                    pod.ports.clone_from(&former.ports);
+                    keep_lasting_fields(&mut pod, former);
                 }
                 None => pod.uid = PodUid(format!("{}-at-{}", pod.key, chaos.world.resource_version).into()),
             }

@@ -10,7 +10,7 @@ use proptest::{
 
 use super::{
     chaos::Chaos,
-    events::{Event, event, happen, start, start_with},
+    events::{Event, event, happen, keep_lasting_fields, node_with, start, start_with},
     world::{World, settings},
 };
 use crate::core::model::{Node, Pod, Service, observed::Observed, settings::ProtocolPairing};
@@ -92,11 +92,8 @@ pub(crate) fn run(steps: Vec<Step>) -> Vec<String> {
 fn put(chaos: &mut Chaos, mut pod: Pod) {
     let (key, annotation) = (pod.key.clone(), pod.annotation.take());
     if let Some(former) = chaos.world.pods.get(&key).filter(|former| former.uid == pod.uid) {
-        pod.annotation.clone_from(&former.annotation);
-        pod.is_finished |= former.is_finished;
-        pod.is_terminating |= former.is_terminating;
+        keep_lasting_fields(&mut pod, former);
         pod.host_network = former.host_network;
-        pod.ports.clone_from(&former.ports);
     }
     chaos.put_pod(pod);
     if annotation.is_some() {
@@ -108,11 +105,7 @@ fn put(chaos: &mut Chaos, mut pod: Pod) {
 /// that the agent removes all mappings and allowed sources, and that no node port stays reserved.
 pub(crate) fn adopt(pinned: Observed) {
     let mut world = World::new(settings("61000-61005"));
-    world.put_node(Node {
-        name: "n1".to_owned(),
-        internal_ips: vec!["192.0.2.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()],
-        external_ips: Vec::new(),
-    });
+    world.put_node(node_with("192.0.2.1 2001:db8:1::1"));
     world.real = pinned;
     world.start();
     world.wait(MINUTES);

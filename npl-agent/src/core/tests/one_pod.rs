@@ -10,7 +10,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::{
     chaos::Chaos,
-    events::{Event, cluster_event, fates, frontend, happen, start, start_with},
+    events::{AGENT_WEIGHT, Event, agent_event, cluster_event, frontend, happen, start, start_with},
     script::{check, key, node, pod, service},
     world::{World, settings},
 };
@@ -27,17 +27,8 @@ fn event() -> impl Strategy<Value = Event> {
     });
     prop_oneof![
         16 => cluster_event,
-        1 => frontend().prop_map(Event::Steal),
-        1 => frontend().prop_map(Event::Return),
-        1 => frontend().prop_map(Event::Send),
-        1 => frontend().prop_map(Event::Cease),
         2 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
-        6 => (0..4_usize).prop_map(Event::Deliver),
-        10 => fates().prop_map(Event::Pass),
-        6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Serve(count, fates)),
-        4 => (0..3_usize).prop_map(Event::Answer),
-        2 => (0..50_u64).prop_map(|seconds| Event::Idle(seconds * 1_000)),
-        2 => (0..50_u64).prop_map(|seconds| Event::Wait(seconds * 1_000)),
+        AGENT_WEIGHT => agent_event(),
         4 => Just(Event::Settle),
     ]
 }
