@@ -107,13 +107,8 @@ fn addresses_beyond_the_limit_are_logged_once_and_published_ones_are_served() {
     world.create_node();
     world.start_agent(&["--resync", "1s"]);
     world.serve(&["web-0"]);
-    let passes = |world: &mut World| {
-        let metrics = world.agent().metrics().unwrap();
-        let line = metrics.lines().find(|line| line.starts_with("npl_pass_seconds_count")).unwrap().to_owned();
-        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
-    };
-    let before = passes(&mut world);
-    poll::until("two more surveys of the Node", LIMIT, || (passes(&mut world) > before + 4).then_some(())).unwrap();
+    let before = world.passes();
+    poll::until("two more surveys of the Node", LIMIT, || (world.passes() > before + 4).then_some(())).unwrap();
     assert_eq!(world.agent_log().matches("more addresses than the maps hold").count(), 1, "{}", world.agent_log());
     let table = world.agent_options(&[]).command(&["doctor"]).unwrap();
     assert!(table.contains("addresses: clients that connect to these addresses are not served"), "{table}");

@@ -2,6 +2,7 @@
 //! A test environment: one Node with Pods and a client, a real control plane, and the agent with the privileges of
 //! `deploy/npl.yaml`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use npl_agent::core::repairs::RepairedObject;
 use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
@@ -316,6 +318,22 @@ impl World {
         let has_line = || agent.metrics().is_ok_and(|text| text.lines().any(|found| found == line)).then_some(());
         let waited = poll::until(&format!("the metric `{line}`"), LIMIT, has_line);
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().metrics().unwrap());
+    }
+
+    /// Returns the number of passes of the agent's main loop.
+    pub(crate) fn passes(&mut self) -> u64 {
+        let metrics = self.agent().metrics().unwrap();
+        metrics.lines().find_map(|line| line.strip_prefix("npl_pass_seconds_count ")).unwrap().parse().unwrap()
+    }
+
+    /// Returns the values of the agent's metric of repairs, by object.
+    pub(crate) fn repairs(&mut self) -> BTreeMap<RepairedObject, u64> {
+        let metrics = self.agent().metrics().unwrap();
+        let value = |object: RepairedObject| {
+            let series = format!("npl_repairs_total{{object=\"{}\"}} ", object.as_str());
+            metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+        };
+        RepairedObject::ALL.into_iter().map(|object| (object, value(object).unwrap())).collect()
     }
 
     /// Returns the number of the agent's writes to a Pod's annotation, including withdrawals.

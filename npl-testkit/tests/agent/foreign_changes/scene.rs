@@ -78,16 +78,16 @@ impl Scene {
     /// Makes the change, and verifies that the agent repairs it.
     pub(super) fn verify(&mut self, case: &Case) {
         let name = case.name;
-        assert_eq!(self.counted(), self.expected, "before `{name}`");
+        assert_eq!(self.world.repairs(), self.expected, "before `{name}`");
         let (log_before, begin) = (self.world.agent_log().len(), self.load_started.elapsed());
         (case.change)(self);
         for (object, count) in case.repairs {
             *self.expected.get_mut(object).unwrap() += count;
         }
         let expected = self.expected.clone();
-        let is_counted = || self.counted().iter().all(|(object, count)| *count >= expected[object]).then_some(());
+        let is_counted = || self.world.repairs().iter().all(|(object, count)| *count >= expected[object]).then_some(());
         let waited = poll::until(&format!("the repair of `{name}`"), LIMIT, is_counted);
-        assert!(waited.is_ok(), "{waited:?}: {:?}\n{}", self.counted(), self.log_since(log_before));
+        assert!(waited.is_ok(), "{waited:?}: {:?}\n{}", self.world.repairs(), self.log_since(log_before));
         let repaired = self.load_started.elapsed();
         self.wait_until_served(name);
         // The agent compares everything again. A second comparison must find nothing to repair.
@@ -95,7 +95,7 @@ impl Scene {
         let misled = self.misled_since(if case.may_mislead { repaired } else { begin });
         assert!(misled.is_empty(), "`{name}`: {misled:?}");
         let log = self.log_since(log_before);
-        assert_eq!(self.counted(), self.expected, "`{name}` must be repaired once: {log}");
+        assert_eq!(self.world.repairs(), self.expected, "`{name}` must be repaired once: {log}");
         for (object, count) in case.repairs {
             let label = object.as_str();
             let lines = log.lines().filter(|line| line.contains(LINE) && line.contains(label)).count();
@@ -126,16 +126,6 @@ impl Scene {
         self.world.agent_log().get(bytes..).unwrap_or_default().to_owned()
     }
 
-    /// The values of the metric `npl_repairs_total`, by object.
-    pub(super) fn counted(&mut self) -> BTreeMap<Object, u64> {
-        let metrics = self.world.agent().metrics().unwrap();
-        let value = |object: Object| {
-            let series = format!("npl_repairs_total{{object=\"{}\"}} ", object.as_str());
-            metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
-        };
-        Object::ALL.into_iter().map(|object| (object, value(object).unwrap())).collect()
-    }
-
     /// Waits until each Pod answers by both protocols, and a local client reaches the first Pod.
     fn wait_until_served(&self, name: &str) {
         let client = &self.world.topology.client().netns;
@@ -160,13 +150,8 @@ impl Scene {
     fn wait_for_resync(&mut self) {
         // Each resync, and the survey that the resync starts, cause passes of the main loop. Six passes contain at least
         // one whole comparison.
-        let before = self.passes();
-        poll::until("two more comparisons", LIMIT, || (self.passes() >= before + 6).then_some(())).unwrap();
-    }
-
-    fn passes(&mut self) -> u64 {
-        let metrics = self.world.agent().metrics().unwrap();
-        metrics.lines().find_map(|line| line.strip_prefix("npl_pass_seconds_count ")?.parse().ok()).unwrap()
+        let before = self.world.passes();
+        poll::until("two more comparisons", LIMIT, || (self.world.passes() >= before + 6).then_some(())).unwrap();
     }
 
     /// Verifies that the program of other software is still on both hooks of the uplink.

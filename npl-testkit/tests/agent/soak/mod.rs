@@ -118,7 +118,8 @@ fn round(world: &mut World, churn: &mut Churn, duration: Duration, restarts: Res
         changes += 1;
     }
     churn.remove_all(world);
-    assert_eq!(repairs(world), Vec::<String>::new(), "the churn changes no kernel object of NPL");
+    let repairs = world.repairs();
+    assert!(repairs.values().all(|count| *count == 0), "the churn changes no kernel object of NPL: {repairs:?}");
     (changes, traffic.end(world))
 }
 
@@ -159,35 +160,21 @@ fn churn_leaves_memory_open_files_and_kernel_state_as_they_were() {
     assert!(after.memory <= limit, "the agent's memory grew from {} kB to {} kB", before.memory, after.memory);
 }
 
-/// Returns the lines of the metric of repairs that are not zero.
-fn repairs(world: &mut World) -> Vec<String> {
-    let metrics = world.agent().metrics().unwrap();
-    let repairs: Vec<&str> = metrics.lines().filter(|line| line.starts_with("npl_repairs_total{")).collect();
-    assert!(!repairs.is_empty(), "the metric is present from the start: {metrics}");
-    repairs.into_iter().filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect()
-}
-
-/// Returns the number of passes of the agent's main loop.
-fn passes(world: &mut World) -> u64 {
-    let metrics = world.agent().metrics().unwrap();
-    metrics.lines().find_map(|line| line.strip_prefix("npl_pass_seconds_count ")).unwrap().parse().unwrap()
-}
-
 /// Waits until the agent has surveyed the Node's network after its start, and has adapted the kernel's state to it.
 /// Returns this state.
 fn state_at_start(world: &mut World) -> State {
-    let before = passes(world);
-    poll::until("passes of the agent", LIMIT, || (passes(world) > before + 3).then_some(())).unwrap();
+    let before = world.passes();
+    poll::until("passes of the agent", LIMIT, || (world.passes() > before + 3).then_some(())).unwrap();
     state::of_kernel(world)
 }
 
 /// Returns the least resources that the agent has during several passes. A survey opens further sockets until its end.
 fn least_resources(world: &mut World) -> state::Resources {
     let mut least = state::of_process(world);
-    let before = passes(world);
+    let before = world.passes();
     poll::until("passes of the agent", LIMIT, || {
         least.reduce_to(&state::of_process(world));
-        (passes(world) > before + 3).then_some(())
+        (world.passes() > before + 3).then_some(())
     })
     .unwrap();
     least

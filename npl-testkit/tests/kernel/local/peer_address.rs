@@ -208,6 +208,19 @@ fn totals(world: &mut World) -> MappingStats {
     world.datapath().tables.totals(Family::V4).unwrap()
 }
 
+/// The numbers of socket reverse NAT entries of IPv4 and of IPv6.
+fn rnat_entries(tables: &Tables) -> [usize; 2] {
+    Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0)
+}
+
+/// Waits until the entries of closed sockets are removed: a child process that another test forks keeps the sockets open
+/// until the child executes its program.
+#[track_caller]
+fn wait_for_no_entries(tables: &Tables) {
+    let are_freed = || (rnat_entries(tables) == [0, 0]).then_some(());
+    poll::until("the release of the sockets", LIMIT, are_freed).unwrap();
+}
+
 /// The entries of a socket in the socket reverse NAT maps must be freed when the socket is closed, even if the socket's
 /// connection was refused and the kernel has therefore disconnected the socket.
 #[test]
@@ -215,7 +228,7 @@ fn entries_of_a_closed_socket_are_freed() {
     const NO_SERVER: u16 = NODE_PORT + 9;
     let mut scene = Scene::fresh(1);
     let tables = Tables::open(&Pins::new(scene.world.bpffs.path())).unwrap();
-    let entries = || Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0);
+    let entries = || rnat_entries(&tables);
     for pod_ip in scene.world.pod().ips() {
         let (frontend, backend) = mapping(Protocol::Tcp, NO_SERVER, (pod_ip, POD_PORT + 9).into(), 1);
         scene.world.datapath().upsert_mapping(frontend, backend).unwrap();
@@ -233,10 +246,7 @@ fn entries_of_a_closed_socket_are_freed() {
             refused.set_port(NO_SERVER);
             scene.cgroup.run(|| traffic::tcp_connect(from, refused).unwrap_err()).unwrap();
             drop((tcp, connected, unconnected));
-            // Wait, because a child process that another test forks keeps the sockets open until the child executes its
-            // program.
-            let are_freed = || (entries() == [0, 0]).then_some(());
-            poll::until("the release of the sockets", LIMIT, are_freed).unwrap();
+            wait_for_no_entries(&tables);
         }
     }
 }
@@ -247,7 +257,7 @@ fn entries_of_a_closed_socket_are_freed() {
 fn entries_of_a_closed_datagram_socket_are_freed_for_all_its_pods() {
     let mut scene = Scene::fresh(1);
     let tables = Tables::open(&Pins::new(scene.world.bpffs.path())).unwrap();
-    let entries = || Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0);
+    let entries = || rnat_entries(&tables);
     let ports: Vec<u16> = (0..=u16::try_from(LISTED_PEERS).unwrap()).collect();
     for pod_ip in scene.world.pod().ips() {
         for port in &ports {
@@ -270,8 +280,7 @@ fn entries_of_a_closed_datagram_socket_are_freed_for_all_its_pods() {
                 entries()
             );
             drop(socket);
-            let are_freed = || (entries() == [0, 0]).then_some(());
-            poll::until("the release of the socket's entries", LIMIT, are_freed).unwrap();
+            wait_for_no_entries(&tables);
         }
     }
 }
@@ -282,7 +291,7 @@ fn entries_of_a_closed_datagram_socket_are_freed_for_all_its_pods() {
 fn entries_of_masqueraded_clients_are_freed_with_the_socket() {
     let scene = Scene::fresh(1);
     let tables = Tables::open(&Pins::new(scene.world.bpffs.path())).unwrap();
-    let entries = || Family::ALL.map(|family| tables.socket_rnat_fill(family).unwrap().0);
+    let entries = || rnat_entries(&tables);
     for (nat, server_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
         let server = scene.socket(&scene.world.pod().netns, nat);
         let server_address = (server_ip, server.local_addr().unwrap().port());
@@ -296,7 +305,6 @@ fn entries_of_masqueraded_clients_are_freed_with_the_socket() {
         }
         assert_eq!(entries().iter().sum::<usize>(), 6, "an entry and a list entry for each client");
         drop(server);
-        let are_freed = || (entries() == [0, 0]).then_some(());
-        poll::until("the release of the socket's entries", LIMIT, are_freed).unwrap();
+        wait_for_no_entries(&tables);
     }
 }
