@@ -3,12 +3,12 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use clap::Parser as _;
-use npl_testkit::interrupt;
 use npl_testkit::real_cluster::Cni;
+use npl_testkit::{interrupt, tools};
 
 use crate::network::Network;
 use crate::table::Row;
@@ -64,11 +64,12 @@ impl Suite {
                 println!("{}", world.describe());
             }
         }
-        let (answered, platform) = (world.answered, world.platform.clone());
+        let (answered, lost, platform) = (world.answered, world.lost, world.platform.clone());
         tally.run("the_cluster_leaves_nothing_behind", || world.end());
         let passed = tally.passed - before.passed;
         let run = passed + tally.failed - before.failed;
-        Some(Row { network: self.network, passed, run, answered, platform })
+        let date = tools::output(Command::new("date").args(["--utc", "+%F"])).unwrap().trim().to_owned();
+        Some(Row { network: self.network, passed, run, answered, lost, platform, date })
     }
 }
 

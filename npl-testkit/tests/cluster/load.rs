@@ -10,6 +10,7 @@ use npl_testkit::poll;
 use npl_testkit::real_cluster::client_addresses;
 use npl_testkit::tools;
 
+use crate::control::Control;
 use crate::world::{LIMIT, Pod, World};
 
 /// The namespace of the workloads under load.
@@ -30,7 +31,7 @@ const RATE: u32 = 500;
 pub(crate) struct Under {
     /// The delay until the balancer applies changes of its members.
     pub(crate) delay: Duration,
-    /// Whether requests over IPv6 may be lost, because the event loses them without NPL as well.
+    /// Whether requests over IPv6 may be lost if the [`Control`] loses some, too.
     pub(crate) may_lose_ipv6: bool,
 }
 
@@ -49,6 +50,7 @@ impl Under {
         let client = world.cluster.client().clone();
         let balancer = Balancer::start(world.cluster.cluster().client(), &client, &options).unwrap();
         settle(world, &balancer);
+        let control = self.may_lose_ipv6.then(|| Control::start(world));
         event(world);
         let last = settle(world, &balancer);
         let report = balancer.stop().unwrap();
@@ -60,8 +62,8 @@ impl Under {
                 failure.kind, member.server, member.pod, failure.error
             );
         }
-        let lost = if self.may_lose_ipv6 { report.count_in(Kind::Lost, false) } else { report.count(Kind::Lost) };
-        let bad = [lost, report.count(Kind::Wrong), report.count(Kind::Refused)];
+        let lost_by_the_cni = control.map_or(0, |control| losses_of_the_cni(control, &report));
+        let bad = [report.count(Kind::Lost) - lost_by_the_cni, report.count(Kind::Wrong), report.count(Kind::Refused)];
         assert_eq!(
             (bad, report.unserved),
             ([0, 0, 0], 0),
@@ -75,9 +77,20 @@ impl Under {
         );
         let silent: Vec<&String> = last.iter().filter(|pod| !report.pods.contains_key(*pod)).collect();
         assert!(silent.is_empty(), "Pods that received no request: {silent:?}");
+        world.lost += lost_by_the_cni;
         world.answered += report.answered.values().sum::<u64>();
         report
     }
+}
+
+/// Returns the number of requests over IPv6 that the CNI lost: none if the control lost none.
+fn losses_of_the_cni(control: Control, report: &Report) -> u64 {
+    let counts = control.stop();
+    println!("    to the Pods' own addresses, without NPL, over IPv4 and IPv6: {counts:?}");
+    assert!(counts.sent.iter().all(|sent| *sent > 0), "the control must send requests of both families: {counts:?}");
+    let [lost_v4, lost_v6] = counts.lost;
+    assert_eq!(lost_v4, 0, "the control must lose no request over IPv4");
+    if lost_v6 > 0 { report.count_in(Kind::Lost, true) } else { 0 }
 }
 
 /// Returns the Pods under load that are not terminating.

@@ -13,6 +13,7 @@ mod chart;
 mod cilium;
 mod clients;
 mod commands;
+mod control;
 mod filters;
 mod harness;
 mod kinds;

@@ -20,8 +20,12 @@ pub(crate) struct Row {
     pub(crate) run: u32,
     /// The number of requests under load; each received a response from the intended Pod.
     pub(crate) answered: u64,
+    /// The number of requests under load that the CNI lost; see [`World::lost`](crate::world::World::lost).
+    pub(crate) lost: u64,
     /// The versions that the Nodes report.
     pub(crate) platform: String,
+    /// The day of the run, as `2026-11-30`.
+    pub(crate) date: String,
 }
 
 impl Row {
@@ -35,8 +39,8 @@ impl Row {
 
     fn entered(&self, document: &str) -> String {
         let begin = start_of(self.network);
-        let Self { passed, run, answered, platform, .. } = self;
-        let row = format!("{begin} {passed} of {run} | {answered} | {platform} |");
+        let Self { passed, run, answered, lost, platform, date, .. } = self;
+        let row = format!("{begin} {passed} of {run} | {answered} | {lost} | {date} | {platform} |");
         let mut lines: Vec<&str> = document.lines().filter(|line| !line.starts_with(&begin)).collect();
         let first = lines.iter().position(|line| line.starts_with(ABOVE)).unwrap() + 1;
         let rows = lines.iter().skip(first).take_while(|line| line.starts_with('|')).count();

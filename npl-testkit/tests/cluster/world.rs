@@ -34,6 +34,8 @@ pub(crate) struct World {
     pub(crate) machine: Machine,
     /// The number of requests under load; each received a response from the intended Pod.
     pub(crate) answered: u64,
+    /// The number of IPv6 requests that were lost during an event of the CNI that loses IPv6 packets without NPL, too.
+    pub(crate) lost: u64,
     /// The versions that the Nodes report.
     pub(crate) platform: String,
 }
@@ -58,7 +60,7 @@ impl World {
         let cluster = RealCluster::start(&options).unwrap();
         let ready = start.elapsed();
         let platform = platform(&cluster);
-        let world = Self { cluster, kube_proxy, machine, answered: 0, platform };
+        let world = Self { cluster, kube_proxy, machine, answered: 0, lost: 0, platform };
         let manifests = [
             tools::repository_file("deploy/npl.yaml"),
             tools::repository_file("npl-testkit/tests/cluster/manifests/shop.yaml"),
