@@ -345,7 +345,7 @@ enum Refusal {
 
 impl ForwardChains {
     /// Describes the rule or policy by which the base chain drops, or may drop, the packet.
-    fn refusal(&self, base: &BaseChain, packet: &Packet<'_>) -> Option<Refusal> {
+    fn refusal<'a>(&'a self, base: &'a BaseChain, packet: &'a Packet<'a>) -> Option<Refusal> {
         let covers = match base.table.family {
             "ip" => packet.family == Family::V4,
             "ip6" => packet.family == Family::V6,
@@ -355,7 +355,8 @@ impl ForwardChains {
             return None;
         }
         let of_chain = |chain: &str| if chain == base.name { String::new() } else { format!(" of chain {chain}") };
-        let walk = self.walk(&base.table, &base.name, packet, 0);
+        let mut evaluation = Evaluation { chains: self, table: &base.table, packet, known: BTreeMap::new() };
+        let walk = evaluation.outcome(&base.name, 0);
         let (verbs, how) = match (walk.end, walk.refused_in) {
             (End::Refused, chain) => {
                 ("drops or rejects", format!("by a rule{}", chain.map(of_chain).unwrap_or_default()))
@@ -372,12 +373,34 @@ impl ForwardChains {
             Refusal::Certain(verbs, how)
         })
     }
+}
 
-    fn walk<'a>(&'a self, table: &Table, chain: &'a str, packet: &Packet<'_>, depth: usize) -> ChainOutcome<'a> {
-        let rules = self.rules.get(&(table.clone(), chain.to_owned())).filter(|_| depth <= MAX_DEPTH);
+/// The evaluation of the chains of one table for one packet.
+struct Evaluation<'a> {
+    chains: &'a ForwardChains,
+    table: &'a Table,
+    packet: &'a Packet<'a>,
+    /// The outcomes of the chains that were already evaluated. Many rules may jump to one chain, so the number of paths
+    /// through the chains may be exponential in their depth.
+    known: BTreeMap<&'a str, ChainOutcome<'a>>,
+}
+
+impl<'a> Evaluation<'a> {
+    fn outcome(&mut self, chain: &'a str, depth: usize) -> ChainOutcome<'a> {
+        if let Some(known) = self.known.get(chain) {
+            return *known;
+        }
+        let outcome = self.walk(chain, depth);
+        self.known.insert(chain, outcome);
+        outcome
+    }
+
+    fn walk(&mut self, chain: &'a str, depth: usize) -> ChainOutcome<'a> {
+        let key = (self.table.clone(), chain.to_owned());
+        let rules = self.chains.rules.get(&key).filter(|_| depth <= MAX_DEPTH);
         let mut walk = ChainOutcome { may_accept: rules.is_none(), ..ChainOutcome::ended(End::Open, None) };
         for rule in rules.into_iter().flatten() {
-            let is_certain = match packet.matches_all(rule) {
+            let is_certain = match self.packet.matches_all(rule) {
                 Some(false) => continue,
                 matched => matched.is_some(),
             };
@@ -385,7 +408,7 @@ impl ForwardChains {
                 Verdict::Accept => ChainOutcome::ended(End::Accepted, None),
                 Verdict::Refuse => ChainOutcome::ended(End::Refused, Some(chain)),
                 Verdict::Return => ChainOutcome::ended(End::Open, None),
-                Verdict::Jump(to) | Verdict::Goto(to) => self.walk(table, to, packet, depth + 1),
+                Verdict::Jump(to) | Verdict::Goto(to) => self.outcome(to, depth + 1),
             };
             let leaves = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
             let after = walk.then(inner);
@@ -519,7 +542,8 @@ mod tests {
             Facts, State,
             tests::{check, first_device, pinned, well},
         },
-        BaseChain, Condition, Device, DeviceKind, Field, ForwardChains, Rule, STATE_NEW, STATUS_DNAT, Table, Verdict,
+        BaseChain, Condition, Device, DeviceKind, Field, ForwardChains, MAX_DEPTH, Rule, STATE_NEW, STATUS_DNAT, Table,
+        Verdict,
     };
 
     const KEY: &str = "forward_chains";
@@ -610,6 +634,26 @@ mod tests {
                 "drops or rejects IPv4 requests that arrive on eth0, by a rule",
                 "",
             ),
+        ]);
+    }
+
+    /// Every chain has twelve rules that jump to the next chain, so there are 12^15 paths to the last chain.
+    #[test]
+    fn each_of_many_nested_chains_is_evaluated_once() {
+        fn nested(it: &mut Facts, last: Verdict) {
+            let table = table("ip", "filter");
+            let name = |depth: usize| if depth == 0 { "fwd".to_owned() } else { format!("nested-{depth}") };
+            let mut nested = chains(&table, true, Vec::new());
+            for depth in 0..MAX_DEPTH - 1 {
+                let jump = || rule(vec![Condition::unclear()], Verdict::Jump(name(depth + 1)));
+                nested.rules.insert((table.clone(), name(depth)), (0..12).map(|_| jump()).collect());
+            }
+            nested.rules.insert((table, name(MAX_DEPTH - 1)), vec![rule(Vec::new(), last)]);
+            it.forward_chains = Ok(nested);
+        }
+        check(&[
+            (|it| nested(it, Verdict::Return), KEY, State::Warning, "drops IPv4 requests that arrive on eth0", ""),
+            (|it| nested(it, Verdict::Accept), KEY, State::Ok, "unless an earlier rule accepts them", ""),
         ]);
     }
 
