@@ -28,7 +28,7 @@ pub(super) struct Alert {
     summary: &'static str,
 }
 
-pub(super) const ALERTS: [Alert; 19] = [
+pub(super) const ALERTS: [Alert; 20] = [
     Alert {
         name: "NPLDeviceFailed",
         expression: r#"npl_devices{state="failed"} > 0"#,
@@ -121,6 +121,13 @@ pub(super) const ALERTS: [Alert; 19] = [
         wait: "0m",
         severity: "warning",
         summary: "{{ $labels.instance }} drops packets (rewrite_failed) or stores no entry for new connections (flow_table_full): {{ $labels.reason }}.",
+    },
+    Alert {
+        name: "NPLObjectsRepaired",
+        expression: "increase(npl_repairs_total[30m]) > 5",
+        wait: "0m",
+        severity: "warning",
+        summary: "Other software removes or changes kernel objects of NPL on {{ $labels.instance }} ({{ $labels.object }}): the agent restores them, but clients may lose requests meanwhile.",
     },
     Alert {
         name: "NPLFeedDown",

@@ -113,6 +113,15 @@ const ROWS: [(&str, &[Panel]); 5] = [
                     "{{subject}} {{kind}}",
                 )],
             },
+            Panel {
+                title: "Repairs",
+                about: "Kernel objects of NPL that other software removed or changed, and that the agent restored. The value is 0 on a Node without such software.",
+                unit: "short",
+                queries: &[(
+                    r#"sum by (object) (increase(npl_repairs_total{instance=~"$instance"}[$__rate_interval]))"#,
+                    "{{object}}",
+                )],
+            },
         ],
     ),
     (

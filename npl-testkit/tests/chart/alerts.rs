@@ -21,7 +21,7 @@ struct Case {
     quiet: Series,
 }
 
-const CASES: [Case; 19] = [
+const CASES: [Case; 20] = [
     Case {
         alert: "NPLDeviceFailed",
         fires: &[(r#"npl_devices{state="failed"}"#, "1x20")],
@@ -130,6 +130,16 @@ const CASES: [Case; 19] = [
         quiet: &[
             (r#"npl_datapath_reason_packets_total{reason="flow_table_full"}"#, "4x20"),
             (r#"npl_datapath_reason_packets_total{reason="no_mapping"}"#, "0+100x20"),
+        ],
+    },
+    Case {
+        alert: "NPLObjectsRepaired",
+        // Another program replaces the filter every two minutes.
+        fires: &[(r#"npl_repairs_total{object="filter"}"#, "0 0 1 1 2 2 3 3 4 4 5 5 6 6 7 7 8 8 9 9")],
+        // Harmless: an administrator has deleted the qdiscs of two devices once, and each qdisc had two filters.
+        quiet: &[
+            (r#"npl_repairs_total{object="qdisc"}"#, "0x5 2x15"),
+            (r#"npl_repairs_total{object="filter"}"#, "0x5 4x15"),
         ],
     },
     Case {
