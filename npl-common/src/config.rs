@@ -20,8 +20,8 @@ map_type! {
         pub port_max: u16,
         /// Bit 0 ([`FLAG_PRE_TC_DEVICES`]): the map `npl_pre_tc_devs` is not empty. Bit 1 ([`FLAG_HOST_CLIENTS`]): of the local
         /// clients, only those in the host's network namespace may use node ports. Bit 2 ([`FLAG_FINAL_SOURCES`]): no
-        /// program after NPL's egress program masquerades. Bits 8 to 15: index of the Node's primary IPv6 address in the
-        /// map `npl_idx2addr_v6`. Other bits are 0.
+        /// program after NPL's egress program masquerades. Bit 3 ([`FLAG_NO_UDP_MAPPINGS`]): no mapping has the protocol
+        /// UDP. Bits 8 to 15: index of the Node's primary IPv6 address in the map `npl_idx2addr_v6`. Other bits are 0.
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
@@ -50,6 +50,12 @@ pub const FLAG_HOST_CLIENTS: u32 = 2;
 /// is then no packet of a host connection. Without this flag, a Pod could use its own packets to forge records of host
 /// connections for the clients of other Pods.
 pub const FLAG_FINAL_SOURCES: u32 = 4;
+
+/// Flag: no mapping of either IP family has the protocol UDP, so a datagram to a Pod cannot belong to the flow tuple of a
+/// translated flow. The agent clears the flag before the first UDP mapping is written, and sets the flag after the last
+/// UDP mapping is removed. An agent clears the flag when it loads the programs, because the mappings in the maps may be
+/// those of an agent that does not know the flag.
+pub const FLAG_NO_UDP_MAPPINGS: u32 = 8;
 
 /// Position of the bits of [`Config::flags`] that contain the index of the primary IPv6 address.
 const PRIMARY_V6_SHIFT: u32 = 8;
@@ -95,6 +101,19 @@ impl Config {
         self.with_flag(FLAG_FINAL_SOURCES, are_final)
     }
 
+    /// Returns whether no mapping has the protocol UDP: see [`FLAG_NO_UDP_MAPPINGS`].
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and the call depth of kernel programs")]
+    pub const fn has_no_udp_mappings(&self) -> bool {
+        self.flags & FLAG_NO_UDP_MAPPINGS != 0
+    }
+
+    /// Returns a copy of the configuration with [`FLAG_NO_UDP_MAPPINGS`] set or cleared.
+    #[must_use]
+    pub const fn without_udp_mappings(self, are_absent: bool) -> Self {
+        self.with_flag(FLAG_NO_UDP_MAPPINGS, are_absent)
+    }
+
     const fn with_flag(self, flag: u32, is_set: bool) -> Self {
         let others = self.flags & !flag;
         Self { flags: if is_set { others | flag } else { others }, ..self }
@@ -125,7 +144,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, FLAG_FINAL_SOURCES, FLAG_HOST_CLIENTS, FLAG_PRE_TC_DEVICES};
+    use super::{Config, FLAG_FINAL_SOURCES, FLAG_HOST_CLIENTS, FLAG_NO_UDP_MAPPINGS, FLAG_PRE_TC_DEVICES};
 
     #[test]
     fn no_flag_changes_another_one_or_the_index_of_the_primary_ipv6_address() {
@@ -152,5 +171,8 @@ mod tests {
         let are_final = restricted.with_final_sources(true);
         assert_eq!(are_final.flags ^ restricted.flags, FLAG_FINAL_SOURCES);
         assert_eq!(are_final.with_final_sources(false), restricted);
+        let without_udp = are_final.without_udp_mappings(true);
+        assert_eq!(without_udp.flags ^ are_final.flags, FLAG_NO_UDP_MAPPINGS);
+        assert_eq!(without_udp.without_udp_mappings(false), are_final);
     }
 }

@@ -418,7 +418,8 @@ impl Datapath {
         self.tables.clear_lookup_cache()?;
         // The seed is part of the hash of half-open entries, so the seed must survive a restart of the agent.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
-        self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
+        let config = Config { seed, port_min, port_max, abi: ABI_VERSION, ..old };
+        self.tables.set_config(config.without_udp_mappings(false))?;
         // If a flag in the configuration is set, the TC programs look up a packet's device in the map
         // `npl_pre_tc_devs`, to find out whether XDP may have translated the packet. The flag and the map must match
         // the XDP links that an earlier agent has left attached.

@@ -29,6 +29,8 @@ use crate::{
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
+    /// The number of elements of `known` with the protocol UDP.
+    udp_mappings: usize,
     used_stats: BTreeSet<u32>,
     /// The index at which the search for unused counters begins, because all counters with a lower index are in use.
     free_stats_from: u32,
@@ -89,6 +91,7 @@ impl MappingWriter {
         if is_repaired {
             tables.begin_epoch()?;
         }
+        tables.set_no_udp_mappings(self.udp_mappings == 0)?;
         if !self.has_removed_stale_rnat {
             self.remove_stale_socket_rnat(tables)?;
             self.has_removed_stale_rnat = true;
@@ -184,6 +187,7 @@ impl MappingWriter {
             .map(|(frontend, entry)| (sender(&entry.backend, frontend.protocol), endpoint(entry)))
             .collect();
         let result = self.reuse_endpoints(tables, family, &endpoints.keys().copied().collect());
+        let result = result.and_then(|()| announce_udp(tables, &entries.keys().collect::<Vec<_>>()));
         let maps = tables.family_mut(family);
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
@@ -217,6 +221,7 @@ impl MappingWriter {
         let new = Entry { backend, stats_index };
         let sender = sender(&backend, frontend.protocol);
         self.reuse_endpoints(tables, frontend.family, &BTreeSet::from([sender]))?;
+        announce_udp(tables, &[&frontend])?;
         write_endpoint(tables, sender, endpoint(&new))?;
         tables.family_mut(frontend.family).set_mapping(frontend, &new)?;
         tables.begin_epoch()?;
@@ -258,6 +263,7 @@ impl MappingWriter {
         tables.begin_epoch()?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
         self.remove_known(tables, frontend)?;
+        tables.set_no_udp_mappings(self.udp_mappings == 0)?;
         if let Some(index) = stats_index {
             tables.move_stats_to_shared(index, frontend.family)?;
             self.free_stats(index);
@@ -317,7 +323,8 @@ impl MappingWriter {
     fn insert_known(&mut self, frontend: Frontend, entry: Entry) {
         self.used_stats.insert(entry.stats_index);
         self.frontends_of.entry(sender(&entry.backend, frontend.protocol)).or_default().insert(frontend);
-        self.known.insert(frontend, entry);
+        let old = self.known.insert(frontend, entry);
+        self.udp_mappings += usize::from(old.is_none() && frontend.protocol == Protocol::Udp);
     }
 
     /// Removes a frontend from the writer's copy of the mappings. If no other mapping has the frontend's endpoint, also
@@ -325,6 +332,7 @@ impl MappingWriter {
     /// endpoint.
     fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
+        self.udp_mappings -= usize::from(frontend.protocol == Protocol::Udp);
         let sender = sender(&old.backend, frontend.protocol);
         let survivor = self.frontends_of.get_mut(&sender).and_then(|frontends| {
             frontends.remove(&frontend);
@@ -359,6 +367,15 @@ impl MappingWriter {
         tables.move_stats_to_shared(index, family)?;
         Ok(index)
     }
+}
+
+/// Clears the flag [`FLAG_NO_UDP_MAPPINGS`](npl_common::config::FLAG_NO_UDP_MAPPINGS) if one of `frontends`, which are
+/// about to be written, has the protocol UDP.
+fn announce_udp(tables: &mut Tables, frontends: &[&Frontend]) -> Result<(), DatapathError> {
+    if frontends.iter().any(|frontend| frontend.protocol == Protocol::Udp) {
+        tables.set_no_udp_mappings(false)?;
+    }
+    Ok(())
 }
 
 fn write_endpoint(tables: &mut Tables, sender: Sender, value: Endpoint) -> Result<(), DatapathError> {

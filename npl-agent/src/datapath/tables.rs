@@ -242,6 +242,16 @@ impl Tables {
         self.change_config(|config| config.with_final_sources(are_final))
     }
 
+    /// Writes whether no mapping has the protocol UDP: see
+    /// [`FLAG_NO_UDP_MAPPINGS`](npl_common::config::FLAG_NO_UDP_MAPPINGS).
+    ///
+    /// # Errors
+    ///
+    /// If a BPF map operation fails.
+    pub fn set_no_udp_mappings(&mut self, are_absent: bool) -> Result<(), DatapathError> {
+        self.change_config(|config| config.without_udp_mappings(are_absent))
+    }
+
     /// Starts a new epoch, which invalidates all lookups that the programs have cached. The agent calls this function
     /// after each change of mappings, endpoints and next hops, and after each removal of node addresses.
     ///

@@ -70,7 +70,10 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         let Accepted { backend, next_hop, is_offloaded } = match accepted {
             Ok(accepted) => accepted,
             Err(verdict) => {
-                track_direct(packet, |config| FAST_PATH && xdp::translates_before(config, ctx));
+                // The slow path makes the look-up in any case, which saves instructions.
+                track_direct(packet, |config| {
+                    FAST_PATH && (config.has_no_udp_mappings() || xdp::translates_before(config, ctx))
+                });
                 return verdict;
             }
         };
@@ -204,15 +207,16 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
 }
 
 /// For a packet that matches no mapping: if the packet is a datagram that a client sends to a Pod directly, removes the
-/// entries of the translated UDP flow with the same flow tuple. `is_tracked` returns whether another program of NPL has
-/// already tracked the packet on this device: see [`xdp::translates_before`]. NPL detects a direct TCP connection or
-/// SCTP association later, by the Pod's SYN-ACK or INIT ACK.
+/// entries of the translated UDP flow with the same flow tuple. `is_exempt` returns whether the packet needs no look-up,
+/// because no UDP flow is translated, or because another program of NPL has already tracked the packet on this device:
+/// see [`xdp::translates_before`]. NPL detects a direct TCP connection or SCTP association later, by the Pod's SYN-ACK
+/// or INIT ACK.
 #[inline(always)]
-pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
+pub fn track_direct<F: Family>(packet: &Packet<F>, is_exempt: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);
     let Some(config) = CONFIG.get(0) else { return };
     // Skips datagrams to the Node's primary address: on Nodes with tunnels, this is the destination of most datagrams.
-    if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_tracked(config) {
+    if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_exempt(config) {
         return;
     }
     let (client_port, pod_port) = (u16::from_be(packet.ports.source), u16::from_be(packet.ports.destination));

@@ -62,7 +62,7 @@ fn translate_family<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUF
             rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, backend.addr, backend.port.to_be()).into()
         }
         Err(verdict) => {
-            request::track_direct(&packet, |_| false);
+            request::track_direct(&packet, Config::has_no_udp_mappings);
             verdict
         }
     }

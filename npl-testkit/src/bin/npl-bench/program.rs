@@ -34,8 +34,10 @@ const REPLY_HIT_MITIGATED: Figure =
     figure("program/reply-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded with CAP_PERFMON");
 /// The time for translating a request in the driver, by the XDP program.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
-/// The time for passing a packet whose destination is a Pod address and not a node address.
+/// The time for passing a datagram whose destination is a Pod address and not a node address.
 const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
+/// The time for passing the same packet on a Node without UDP mappings.
+const DIRECT_WITHOUT_UDP: Figure = figure("program/direct-without-udp", "ns", Stage::Program, &[]);
 /// The time for passing an outgoing packet of a Pod that belongs to no translated flow.
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
 /// The time for passing an outgoing packet from the Node's primary address, such as a tunnel's packet.
@@ -77,12 +79,13 @@ const FLOODS: [&Figure; Workload::FLOODS.len()] = [
 ];
 
 /// All figures, in display order.
-pub(crate) const FIGURES: [&Figure; 19] = [
+pub(crate) const FIGURES: [&Figure; 20] = [
     &FORWARD_HIT,
     &XDP_FORWARD_HIT,
     &REPLY_HIT,
     &MISS,
     &DIRECT,
+    &DIRECT_WITHOUT_UDP,
     &REPLY_MISS,
     &NODE_MISS,
     &FORWARD_HIT_MITIGATED,
@@ -166,6 +169,8 @@ enum Sent {
     NodeMiss,
     /// A packet to a Pod address.
     Direct,
+    /// The same packet; the programs find the flag that there is no UDP mapping.
+    DirectWithoutUdp,
     /// An ICMP error about a reply of an unknown flow.
     Error,
 }
@@ -173,12 +178,13 @@ enum Sent {
 /// A figure, with the program and the packet for which the figure is measured.
 type Cost = (&'static Figure, Hook, Sent);
 
-const ALONE: [Cost; 8] = [
+const ALONE: [Cost; 9] = [
     (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), Sent::Request),
     (&XDP_FORWARD_HIT, Hook::Xdp, Sent::Request),
     (&REPLY_HIT, Hook::Tc(PROG_EGRESS), Sent::Reply),
     (&MISS, Hook::Tc(PROG_INGRESS), Sent::Miss),
     (&DIRECT, Hook::Tc(PROG_INGRESS), Sent::Direct),
+    (&DIRECT_WITHOUT_UDP, Hook::Tc(PROG_INGRESS), Sent::DirectWithoutUdp),
     (&REPLY_MISS, Hook::Tc(PROG_EGRESS), Sent::ReplyMiss),
     (&NODE_MISS, Hook::Tc(PROG_EGRESS), Sent::NodeMiss),
     (&ERROR_FLOOD, Hook::Tc(PROG_INGRESS), Sent::Error),
@@ -197,7 +203,7 @@ impl Sent {
             Self::Miss => (CLIENT, foreign),
             Self::ReplyMiss => (POD, CLIENT),
             Self::NodeMiss => (foreign, CLIENT),
-            Self::Direct => (CLIENT, POD),
+            Self::Direct | Self::DirectWithoutUdp => (CLIENT, POD),
             Self::Error => {
                 // Port unreachable. Every ICMP error quotes at least eight bytes after the IP header (RFC 792).
                 let unknown = packet(NODE_PORTS[0], (CLIENT.ip(), CLIENT.port() + 1).into());
@@ -223,7 +229,9 @@ impl Sent {
         match self {
             Self::Request => [1, 0],
             Self::Reply => [0, 1],
-            Self::Miss | Self::ReplyMiss | Self::NodeMiss | Self::Direct | Self::Error => [0, 0],
+            Self::Miss | Self::ReplyMiss | Self::NodeMiss | Self::Direct | Self::DirectWithoutUdp | Self::Error => {
+                [0, 0]
+            }
         }
     }
 }
@@ -282,6 +290,7 @@ impl Alone {
 
     fn cost(&mut self, figure: &Figure, hook: Hook, sent: Sent) -> Result<f64> {
         self.datapath.tables.set_local_addresses(&sent.node_addresses())?;
+        self.datapath.tables.set_no_udp_mappings(matches!(sent, Sent::DirectWithoutUdp))?;
         let (packet, before) = (sent.packet(), self.translated()?);
         let mut least = [f64::INFINITY; 2];
         for _go in 0..GOES {

@@ -2,16 +2,19 @@
 //! Tests a client that reaches a Pod from one client port both through a mapping and directly. Both connections have
 //! the same flow tuple. Replies belong to the connection that the Pod has accepted last.
 
+use std::collections::BTreeMap;
+
+use npl_agent::core::model::{Family, Frontend, NodePort};
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 
 use super::scene::{
-    NODE_PORT, Tcp, Udp, client, direct_answer, establish, flow, from, is_reply_translated, length, node, pod, tcp, to,
-    udp, with_mappings,
+    GENERATION, NODE_PORT, Tcp, Udp, client, direct_answer, establish, family, flow, from, is_reply_translated, length,
+    node, pod, tcp, to, udp, with_family, with_mappings,
 };
 use crate::counters::{Change, and, first_request, reason, reply};
-use crate::lab::{Lab, TEST_DEVICE, hash};
+use crate::lab::{Lab, TEST_DEVICE, hash, mapping};
 
 /// Makes the Pod accept a direct connection and send data on it, and asserts that the Pod's packets leave unchanged.
 #[track_caller]
@@ -186,5 +189,49 @@ fn direct_datagram_is_recorded_once_on_a_device_with_xdp_and_tc() {
             let question = udp(client(), pod(), b"to you");
             lab.ingress(&question).is(&question, if is_conflict { reason(Reason::TupleConflict) } else { vec![] });
         }
+    });
+}
+
+fn skips_direct_datagrams(lab: &Lab) -> bool {
+    lab.datapath.tables.config().unwrap().has_no_udp_mappings()
+}
+
+/// Without UDP mappings, the programs make no look-up for a datagram to a Pod.
+#[test]
+fn direct_datagrams_are_looked_up_exactly_while_a_udp_mapping_exists() {
+    with_mappings(|lab| {
+        lab.ingress(&udp(client(), node(), b"to the node"));
+        assert!(!skips_direct_datagrams(lab));
+        lab.remove(family(), Udp, NODE_PORT);
+        assert!(skips_direct_datagrams(lab), "the other mappings are for TCP and SCTP");
+        let direct = udp(client(), pod(), b"to you");
+        lab.ingress(&direct).is(&direct, vec![]);
+        // The entry of the flow is still in the half-open cache: without the flag, the look-up finds the entry.
+        lab.datapath.configure("61000-61100".parse().unwrap(), || 0).unwrap();
+        lab.ingress(&direct).is(&direct, reason(Reason::TupleConflict));
+        let (first, backend) = mapping(Udp, NODE_PORT, pod(), GENERATION + 1);
+        let second = Frontend { node_port: NodePort(NODE_PORT + 1), ..first };
+        let together = BTreeMap::from([(first, backend), (second, backend)]);
+        assert_eq!(lab.datapath.upsert_mappings(&together).len(), 0);
+        for frontend in [second, first] {
+            assert!(!skips_direct_datagrams(lab));
+            lab.ingress(&udp(client(), node(), b"to the node"));
+            direct_datagram_is_answered(lab, true);
+            lab.datapath.remove_mapping(frontend).unwrap();
+        }
+        assert!(skips_direct_datagrams(lab));
+    });
+}
+
+/// The mappings in the maps may be those of an agent that does not know the flag.
+#[test]
+fn a_started_agent_has_direct_datagrams_looked_up_until_it_has_read_the_mappings() {
+    with_family(Family::V4, |lab| {
+        lab.datapath.mappings().unwrap();
+        assert!(skips_direct_datagrams(lab));
+        lab.datapath.configure("61000-61100".parse().unwrap(), || 0).unwrap();
+        assert!(!skips_direct_datagrams(lab));
+        lab.datapath.mappings().unwrap();
+        assert!(skips_direct_datagrams(lab));
     });
 }
