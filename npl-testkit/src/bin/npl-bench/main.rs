@@ -21,6 +21,7 @@ mod control_plane;
 mod feed;
 mod figures;
 mod floods;
+mod lanes;
 mod ours;
 mod program;
 mod ratios;
@@ -157,11 +158,12 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
-    let datapath = || program::FIGURES.into_iter().chain(floods::FIGURES).chain(sockets::FIGURES);
+    let datapath = || program::FIGURES.into_iter().chain(floods::FIGURES).chain(lanes::FIGURES).chain(sockets::FIGURES);
     let all = || datapath().chain(control_plane::FIGURES).chain(cluster::figures()).chain(feed::FIGURES);
     let is_meant = |figure: &&Figure| match arguments.only.as_str() {
         "" => {
-            figure.stage == Stage::Sockets || matches!(figure.stage, Stage::Program | Stage::Flood) && !arguments.quick
+            figure.stage == Stage::Sockets
+                || matches!(figure.stage, Stage::Program | Stage::Flood | Stage::Lanes) && !arguments.quick
         }
         only => figure.name.contains(only),
     };
@@ -176,6 +178,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut seen = Samples::default();
     program::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
     floods::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
+    lanes::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
     sockets::measure(&figures, effort, &mut seen)?;
     control_plane::measure(&figures, effort, &mut seen)?;
     cluster::measure(&figures, effort, &mut seen)?;

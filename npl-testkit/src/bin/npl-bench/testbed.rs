@@ -52,12 +52,14 @@ pub(crate) struct Mappings {
     pub(crate) protocol: Protocol,
     pub(crate) pod_ip: Ipv4Addr,
     pub(crate) count: u16,
+    /// The distance of the first mapping's node port from [`FIRST_NODE_PORT`].
+    pub(crate) offset: u16,
 }
 
 impl Mappings {
     /// The node port and Pod port of each mapping.
     pub(crate) fn ports(self) -> impl Iterator<Item = (u16, u16)> {
-        (0..self.count).map(|n| (FIRST_NODE_PORT + n, FIRST_POD_PORT + n))
+        (0..self.count).map(move |n| (FIRST_NODE_PORT + self.offset + n, FIRST_POD_PORT + n))
     }
 }
 
@@ -87,13 +89,14 @@ impl Testbed {
             Entry::Wire => join_drivers(client)?,
             Entry::Pod => pod.device.set_offloads(&[Offload::Gro], true)?,
         }
-        let mappings = Mappings { protocol: workload.segment().protocol(), pod_ip: pod.ip(), count: mode.mappings() };
+        let mappings =
+            Mappings { protocol: workload.segment().protocol(), pod_ip: pod.ip(), count: mode.mappings(), offset: 0 };
         let ours = translate(run, &name, mode, &topology, mappings)?;
         if mode.has_conntrack() {
             // A flow must not expire between two samples, so the timeout is one day in seconds.
             topology.node().sysctl("net/netfilter/nf_conntrack_udp_timeout_stream", "86400")?;
         }
-        let flows_of = |case: &Case| Ok((*case, flows(*case, &topology, &pod)?));
+        let flows_of = |case: &Case| Ok((*case, flows(*case, &topology, &pod, 0)?));
         let flows: Vec<_> = cases.iter().map(flows_of).collect::<Result<_>>()?;
         if let (true, Some(Ours { datapath, .. })) = (workload.is_one_flow(), &ours) {
             let translated = cases.iter().filter(|case| case.mode.is_translated()).count();
@@ -169,11 +172,27 @@ impl Testbed {
         let ours = self.ours.as_mut().context("NPL is not on this Node")?;
         ours.add_mappings(Mappings { protocol: workload.segment().protocol(), ..self.mappings })?;
         let pod = self.topology.pods().first().context("the network has no Pod")?;
-        let flows = flows(Case { workload, mode: Mode::Ours }, &self.topology, pod)?;
+        let flows = flows(Case { workload, mode: Mode::Ours }, &self.topology, pod, 0)?;
         Meter::new(object, self.topology.client(), pod, &flows)
     }
 
-    /// Measures one sample as [`Self::sample`] does, while another processor sends a flood.
+    /// Adds a second Pod with as many mappings as the first one. Returns a generator that sends the packets of a case to
+    /// the second Pod.
+    pub(crate) fn second_lane(&mut self, run: &Run, case: Case, object: &Path) -> Result<Meter> {
+        let pod = self.topology.add_pod(run, "second")?;
+        pod.fix_neighbour()?;
+        let offset = self.mappings.count;
+        if let Some(ours) = &mut self.ours {
+            ours.add_mappings(Mappings { pod_ip: pod.ip(), offset, ..self.mappings })?;
+            // The agent looks for the devices of the Pods when it attaches the programs.
+            ours.set_attached(&self.topology, false)?;
+            ours.set_attached(&self.topology, true)?;
+        }
+        let flows = flows(case, &self.topology, &pod, offset)?;
+        Meter::new(object, self.topology.client(), &pod, &flows)
+    }
+
+    /// Measures one sample as [`Self::sample`] does, while another processor sends the packets of `flood`.
     pub(crate) fn sample_beside(&mut self, case: Case, effort: Effort, flood: &mut Meter) -> Result<f64> {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -211,13 +230,14 @@ impl Testbed {
     }
 }
 
-/// Returns the traffic of a case. If the workload has only one flow, opens this flow.
-fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
+/// Returns the traffic of a case to a Pod; `offset` is that of the Pod's [`Mappings`]. If the workload has only one flow,
+/// opens this flow.
+fn flows(case: Case, topology: &Topology, pod: &Pod, offset: u16) -> Result<Flows> {
     let Case { workload, mode } = case;
     let (first, mappings) = mode.flows_to();
     let pod_port = FIRST_POD_PORT + first;
     let server: SocketAddr = if mode.is_translated() {
-        (topology.node_addresses().v4, FIRST_NODE_PORT + first).into()
+        (topology.node_addresses().v4, FIRST_NODE_PORT + offset + first).into()
     } else {
         (pod.ip(), pod_port).into()
     };

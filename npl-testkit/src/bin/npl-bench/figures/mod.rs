@@ -27,6 +27,8 @@ pub(crate) enum Stage {
     Program,
     /// An established flow during floods.
     Flood,
+    /// The same work on one processor and on two.
+    Lanes,
     /// TCP connections through a Node.
     Sockets,
     /// A real cluster with kube-proxy in iptables mode.

@@ -67,7 +67,7 @@ impl Bed {
         topology.client().netns.sysctl("net/ipv4/tcp_slow_start_after_idle", "0")?;
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
-        let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS };
+        let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS, offset: 0 };
         let ours = Ours::load(run, &format!("tcp{number}"), &topology, mappings, Manner::by(mode.forwarding))?;
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, FIRST_POD_PORT));
         let listener = pod.netns.run(listen)?.context("listen in the Pod")?;
