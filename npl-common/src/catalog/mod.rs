@@ -119,7 +119,8 @@ pub enum Content {
     U32(&'static str),
     /// A `u64`, and its meaning.
     U64(&'static str),
-    /// A struct: one layout for each map in [`Map::names`], or one layout for all of them.
+    /// A struct. The list contains one layout for each map in [`Map::names`], or a single layout that all of these maps
+    /// share.
     Type(&'static [Layout]),
     /// The key of an LPM trie: a prefix length of four bytes, followed by a struct as in [`Self::Type`].
     Prefix(&'static [Layout]),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Redirect: translated requests go from the uplink directly to the Pod's device, and translated replies from the Pod's
-//! device directly to the uplink, without passing through the host's stack.
+//! Redirects translated packets past the host's stack: requests from the uplink directly to the Pod's device, and
+//! replies from the Pod's device directly to the uplink.
 //!
 //! With `--forwarding redirect`, the programs redirect both directions of a Pod's traffic or none, because kernel
 //! conntrack cannot track a connection if only one direction passes through the stack. The Pod's entry in
@@ -303,8 +303,8 @@ fn class_and_length<F: Family, const L2: usize, const WITH_CLASS: bool>(
 /// Returns the length in bytes of each IP packet into which the kernel will segment a GSO packet; `None` if the packet
 /// is not a GSO packet. Each segment repeats the IP options or extension headers of the packet.
 ///
-/// The sender of a packet may choose the payload length of the segments, for example a Pod with a packet socket. A sum
-/// that exceeds 16 bits is returned as the maximum, which no MTU admits.
+/// A sender with a packet socket may choose any payload length of the segments. If the computed length exceeds
+/// `u16::MAX`, the function returns `u16::MAX`, so that the length does not wrap around to a small value.
 #[inline(always)]
 fn segment_length<F: Family, const L2: usize>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
     let payload = gso_size(ctx);
