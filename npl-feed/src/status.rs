@@ -247,7 +247,7 @@ impl Status {
         self.xds.get_or_create(&XdsLabels { r#type: kind, event }).inc();
     }
 
-    /// Creates the counter of an xDS event, for the same reason as [`Self::create_dns_counter`].
+    /// Like [`Self::create_dns_counter`], for the counter of an xDS event.
     pub fn create_xds_counter(&self, kind: &'static str, event: &'static str) {
         drop(self.xds.get_or_create(&XdsLabels { r#type: kind, event }));
     }

@@ -206,7 +206,8 @@ pub const NETWORKS: [Network; 25] = [
 pub struct RuleNames {
     /// The names of nftables tables.
     pub tables: BTreeSet<String>,
-    /// The names of all nftables chains, and of the legacy iptables chains that identify software in [`NETWORKS`].
+    /// The names of all nftables chains, and of some chains of legacy iptables: those by which [`NETWORKS`] identifies
+    /// software.
     pub chains: BTreeSet<String>,
 }
 

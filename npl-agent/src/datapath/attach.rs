@@ -64,8 +64,8 @@ pub struct Hooks {
     pub(super) repairs: RepairJournal,
 }
 
-/// The objects that this process has attached or adopted. Other software has removed or changed an object of this list
-/// that is missing or has another program.
+/// The objects that this process has attached or adopted. If an object of this list is missing, or has another program,
+/// other software has removed or changed the object.
 #[derive(Debug, Default)]
 pub(super) struct OwnAttachments {
     /// The TC hooks, each with its program.

@@ -245,9 +245,9 @@ impl Datapath {
     ///
     /// # Errors
     ///
-    /// If another map is pinned in place of a map that this agent uses, or if the directory of all pins was removed:
-    /// another agent may have taken over, because this directory is the lock of the agent. The next agent and `npl-agent
-    /// status` would not use the maps that the attached programs use.
+    /// If another map is pinned in place of a map that this agent uses: the next agent and `npl-agent status` would
+    /// open the pinned map, but the attached programs use the original map. Also if the directory of all pins was
+    /// removed: this directory is the lock of the agent, so another agent may have taken over.
     pub fn check_pins(&mut self) -> Result<(), DatapathError> {
         let pins = &self.hooks.pins;
         if !pins.root().is_dir() {

@@ -33,8 +33,8 @@ impl OwnPrograms {
         Self(others.iter().chain([pins]).flat_map(programs_of).filter_map(id).collect())
     }
 
-    /// The owner of each program on a device's TCX and netkit hooks, in the order in which the programs run; `None` if
-    /// the kernel cannot list the programs.
+    /// Returns the owner of each program on a device's TCX and netkit hooks, in the order in which the programs run.
+    /// `None` if the kernel cannot list the programs.
     pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
         let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
         let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;

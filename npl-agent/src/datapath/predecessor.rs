@@ -297,10 +297,10 @@ pub(super) fn remove(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, Datap
     Ok(others.iter().map(Pins::abi).collect())
 }
 
-/// Whether a program of another version runs ahead of this agent's program on a hook, for example after a rollback. If
-/// a program of another version runs ahead, the caller must create this agent's link again. If the order stayed, this
-/// agent's program at egress would receive replies that the other version has already translated, treat these replies
-/// as packets of the Node itself, and record host connections.
+/// Returns whether a program of another ABI version runs ahead of this agent's program on a hook, for example after a
+/// rollback. If a program of another version runs ahead, the caller must create this agent's link again. Otherwise,
+/// this agent's program at egress would receive replies that the other version has already translated. The program
+/// would take these replies for packets of the Node itself, and would record host connections.
 pub(super) fn is_ahead_of(
     pins: &Pins,
     own: &OwnedFd,

@@ -161,8 +161,8 @@ mod tests {
 
     const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
     const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-    /// The status bits `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED` and `IPS_SRC_NAT`: an entry may have these bits
-    /// with or without destination NAT.
+    /// Status bits that an entry may have with or without destination NAT: `IPS_SEEN_REPLY`, `IPS_ASSURED`,
+    /// `IPS_CONFIRMED` and `IPS_SRC_NAT`.
     const OTHERS: u32 = 0b1_1110;
     /// `IPS_OFFLOAD`.
     const OFFLOADED: u32 = 1 << 14;

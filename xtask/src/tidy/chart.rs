@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks that the chart has the version of the workspace, and that each value of the chart has a schema and a comment.
-//! The manifests are compared by `cargo xtask chart --check`, because their rendering needs Helm.
+//! This module does not check the rendered manifests, because rendering needs Helm: `cargo xtask chart --check`
+//! compares the manifests with the chart.
 
 use serde_json::Value;
 

@@ -23,7 +23,7 @@ pub const FIRST: u16 = 1;
 /// The priority of NPL's filters that observe packets: the kernel runs filters with this priority last.
 pub const LAST: u16 = u16::MAX;
 
-/// Kinds of qdiscs that neither shape nor police traffic, for example the kernel's default `pfifo_fast`.
+/// Kinds of qdiscs that do not limit traffic by shaping or policing, for example the kernel's default `pfifo_fast`.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
 /// Kinds of qdiscs that have no queue and only provide hooks for filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];

@@ -776,8 +776,9 @@ mod tests {
         dropping(facts, vec![rule(vec![to_pod_network()], Verdict::Accept)]);
     }
 
-    /// Each IPv4 chain lets only the requests or only the replies pass. In two cases, the replies may also pass,
-    /// because clients may be in the Pod network.
+    /// Each IPv4 chain lets only the requests or only the replies pass. In two of the cases, the Pod network contains
+    /// the Node's address. Clients may then be in the Pod network too, so the chain may let the replies pass, and the
+    /// check reports no warning.
     #[test]
     fn a_chain_that_accepts_only_one_direction_is_reported() {
         check(&[

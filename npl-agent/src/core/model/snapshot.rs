@@ -39,7 +39,8 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns the change that the watch would report instead of this one if the cluster had no Services.
+    /// Removes the Services from a change: a list of Services becomes an empty list, and a created or changed Service
+    /// becomes a deleted Service. All other changes stay the same.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
             Self::Services(scope, _) => Self::Services(scope, Vec::new()),

@@ -187,7 +187,7 @@ impl ProgramSet {
     }
 }
 
-/// The name of the program that a device with this set gets on the hook of this direction.
+/// Returns the name of the program to attach for a direction, on a device that gets the program set `set`.
 const fn program(set: ProgramSet, direction: Direction, has_ethernet: bool) -> &'static str {
     match (direction, set, has_ethernet) {
         (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS_REDIRECT,
