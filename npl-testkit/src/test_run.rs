@@ -83,7 +83,7 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         batch_size,
         ..Attributes::default()
     };
-    // All signals are blocked, because a signal that arrives during the runs would end the runs early.
+    // The thread blocks all signals, because a signal during the runs would end the runs early.
     let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let ran = bpf::call(BPF_PROG_TEST_RUN, &mut attributes);
     held_before.thread_set_mask()?;

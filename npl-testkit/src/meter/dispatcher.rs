@@ -72,11 +72,12 @@ impl fmt::Display for Overhead {
 
 impl Error for Overhead {}
 
-/// Checks that `calls` calls, without the time for sending packets, take at most one hundredth of a sample's time.
+/// Checks that the overhead of the measurement is at most one hundredth of a sample's time. The overhead is the number
+/// of calls, multiplied by the time that one call takes without sending packets.
 ///
 /// # Errors
 ///
-/// Returns an error if the calls take longer: the measured rate would then include time that is not spent on packets.
+/// If the overhead is larger: the measured packet rate would be too low.
 pub(super) fn check(cost: Duration, calls: u32, sample: Duration) -> Result<(), Overhead> {
     if cost * calls * 1000 <= sample * TOLERATED_PER_MILLE { Ok(()) } else { Err(Overhead { cost, calls, sample }) }
 }

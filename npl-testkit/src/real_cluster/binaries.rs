@@ -47,8 +47,8 @@ impl Programs {
     }
 }
 
-/// Returns the directory that an environment variable names, which must contain `files`. The error message names
-/// `program`.
+/// Returns the directory that the environment variable `variable` names. The directory must contain `files`; otherwise
+/// the error message names `program`.
 pub(super) fn find_directory(variable: &str, program: &str, files: &[&str]) -> Result<PathBuf> {
     let directory = env::var_os(variable).map(PathBuf::from).with_context(|| {
         format!("{program} not found: run `cargo xtask cluster up`, or set {variable} to its directory")

@@ -210,7 +210,7 @@ impl World {
         self.create_pod_with_port(name, Port::new("web", POD_PORT, Protocol::Tcp));
     }
 
-    /// Creates a Pod as [`Self::create_pod`] does, with another declared port.
+    /// Creates a Pod as [`Self::create_pod`] does, but with the declared port `port`.
     pub(crate) fn create_pod_with_port(&mut self, name: &str, port: Port) {
         let ip = self.start_pod(name, port);
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[ip]).unwrap();

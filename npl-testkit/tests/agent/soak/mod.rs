@@ -160,8 +160,8 @@ fn churn_leaves_memory_open_files_and_kernel_state_as_they_were() {
     assert!(after.memory <= limit, "the agent's memory grew from {} kB to {} kB", before.memory, after.memory);
 }
 
-/// Waits until the agent has surveyed the Node's network after its start, and has adapted the kernel's state to it.
-/// Returns this state.
+/// Waits until the started agent has surveyed the Node's network and has written the kernel state for this network.
+/// Returns the kernel state.
 fn state_at_start(world: &mut World) -> State {
     let before = world.passes();
     poll::until("passes of the agent", LIMIT, || (world.passes() > before + 3).then_some(())).unwrap();

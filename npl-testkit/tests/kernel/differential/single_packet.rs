@@ -111,8 +111,9 @@ impl SinglePacket {
 /// A link-layer address that no device has.
 const UNUSED_ADDRESS: &[u8] = &[2, 0, 0, 0, 0x4e, 0x77];
 
-/// TCP flags that kernel conntrack accepts as the start of a connection, including the middle of a stream, and some
-/// flags that it does not accept.
+/// TCP flags of the first packet of a connection. With `SYN`, `ACK` or `ACK | PSH`, kernel conntrack creates an entry
+/// for the connection; a packet with `ACK` may be from the middle of a stream. With `SYN | ACK` or `RST`, kernel
+/// conntrack creates no entry.
 pub(super) const FLAGS: [u8; 5] = [SYN, ACK, ACK | PSH, SYN | ACK, RST];
 
 /// Adds VLAN tags to a frame, the outermost first.

@@ -116,8 +116,9 @@ fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
     });
 }
 
-/// The killed agent has not purged the flows of local clients with an earlier Pod. A datagram of a later Pod with the
-/// same address must nevertheless not be translated: the mapping of the later Pod prevents the translation.
+/// The killed agent has not purged the flows between local clients and an earlier Pod. A later Pod with the same
+/// address sends a datagram. The client must see the Pod's address as the source: the mapping of the later Pod prevents
+/// the translation.
 #[test]
 fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
     assert_later_pod_is_not_translated(|world| {

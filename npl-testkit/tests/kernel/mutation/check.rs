@@ -129,7 +129,8 @@ fn check_transport(before: &[u8], after: &[u8], chain: &Chain, end: usize) -> Re
 /// Checks that the CRC has changed as the CRC of the packet has. The CRC is linear: bytes that did not change
 /// contribute nothing to the difference.
 fn check_crc(before: &[u8], after: &[u8], chain: &Chain) -> Result<(), String> {
-    // The length of a first fragment's datagram is unknown here, and so is the change of its CRC.
+    // A first fragment is not checked: its CRC covers the whole datagram, and the length of the datagram is not known
+    // here.
     if chain.part != Part::Whole || chain.end < chain.l4 + 12 {
         return Ok(());
     }

@@ -23,8 +23,8 @@ const PAYLOAD_LENGTH: usize = L3 + 4;
 const NEXT_HEADER: usize = L3 + 6;
 const HEADER_END: usize = L3 + V6_HEADER;
 
-/// Returns the frame of `packet` with these extension headers, each given by its type and all its bytes after the first
-/// two.
+/// Returns the frame of `packet` with additional extension headers. Each element of `extensions` is the type of a
+/// header, and the header's content after the two bytes for next header and length.
 pub(crate) fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut frame = packet.build();
     let mut next = frame[NEXT_HEADER];

@@ -156,7 +156,7 @@ fn cached_reply_is_not_used_after_a_concurrent_removal() {
     });
 }
 
-/// A Pod port has two mappings. If one of them is removed, replies are counted for the other mapping.
+/// A Pod port has two mappings. After one of the two mappings is removed, replies are counted for the other mapping.
 #[test]
 fn replies_are_counted_for_a_remaining_mapping_at_once() {
     with_mappings(|lab| {

@@ -64,7 +64,7 @@ pub(super) fn expire_flows(lab: &mut Lab) {
     swept(lab, AFTER_ALL);
 }
 
-/// Runs sweeps of the half-open cache until all entries of flows that are not in the flow table have timed out. Returns
+/// Sweeps the half-open cache repeatedly, until every entry whose flow is not in the flow table has timed out. Returns
 /// the number of removed entries.
 pub(super) fn expire_words(lab: &mut Lab) -> usize {
     let mut expiry = Default::default();
