@@ -3,9 +3,10 @@
 //! that may change a conntrack entry. The agent's sweeper also calls `step` for each conntrack entry, with the time for
 //! which the entry was idle ([`Event::Silence`]).
 //!
-//! Only a client's packet opens a conntrack entry; a Pod's packet never opens one. If an entry is lost, the client's
-//! next packet recreates the entry. Entries in the phase [`Phase::ESTABLISHED`] are elements of the flow table
-//! ([`crate::flow`]). Entries in all other phases are words of the half-open cache ([`crate::half_open`]).
+//! Only a client's packet opens the first conntrack entry of a flow; a Pod's packet has an effect only if the flow has
+//! an entry. If an entry is lost, the client's next packet recreates the entry. Entries in the phase
+//! [`Phase::ESTABLISHED`] are elements of the flow table ([`crate::flow`]). Entries in all other phases are words of
+//! the half-open cache ([`crate::half_open`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
@@ -39,21 +40,21 @@
 //! # Proof
 //!
 //! Any host can send a packet with a client's source address, but an off-path sender has to guess 32-bit sequence and
-//! acknowledgement numbers. An event is therefore *proven* if the segment's sequence or acknowledgement number matches
-//! the connection:
+//! acknowledgement numbers. A packet of the client or of the Pod is therefore *proven* only if its numbers match the
+//! connection:
 //!
 //! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: the key of the handshake's
 //!   entry is a hash of the flow and this acknowledgement number ([`handshake_key`]).
 //! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: the SYN-ACK has created an
 //!   entry whose key is a hash of the flow and this acknowledgement number ([`reply_key`]).
-//! * A Pod's segment belongs to an entry that a client's mid-stream segment opened if the numbers of both segments are
-//!   near each other: [`Numbers::admit`].
-//! * A Pod's SCTP packet belongs to an entry that a client's packet in the middle of an association opened if the Pod's
-//!   packet answers the client's packet: [`Numbers::are_answered_by`]. Both verification tags of the association are
-//!   then known, and the entry becomes the two entries of a handshake ([`handshake_key`], [`reply_key`]).
-//! * A FIN or RST of the client shortens the idle timeout only if its sequence number is near the Pod's last
-//!   acknowledgement number, and the equivalent SCTP chunk only if the packet's verification tag is near the recorded
-//!   tag: [`is_near_acknowledgement`].
+//! * A client's segment in the middle of a TCP connection opens a mid-stream entry. A Pod's segment belongs to this
+//!   entry if the numbers of both segments are near each other: [`Numbers::admit`].
+//! * A client's packet in the middle of an SCTP association also opens a mid-stream entry. If a Pod's packet answers
+//!   the client's packet ([`Numbers::are_answered_by`]), both verification tags of the association are known. The
+//!   mid-stream entry then becomes the two entries of a handshake ([`handshake_key`], [`reply_key`]).
+//! * A FIN or RST of the client shortens the idle timeout of an established connection only if its sequence number is
+//!   near the Pod's last acknowledgement number: [`is_near_acknowledgement`]. In SCTP, an ABORT, SHUTDOWN or SHUTDOWN
+//!   ACK does so only if the packet's verification tag is near the recorded tag.
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
@@ -207,9 +208,9 @@ impl State {
 /// The fields of a TCP segment that connection tracking needs: flags ([`crate::flow::tcp_flag`]), sequence number and
 /// acknowledgement number. An SCTP packet is represented by the equivalent values.
 ///
-/// For SCTP, the sequence number of an INIT or INIT ACK is the initiate tag minus one, and of any other packet the
-/// verification tag. The acknowledgement number of every SCTP packet is the verification tag. An INIT ACK therefore
-/// acknowledges an INIT like a SYN-ACK acknowledges a SYN: with the sequence number plus one.
+/// For SCTP, the acknowledgement number is the packet's verification tag. The sequence number of an INIT or INIT ACK is
+/// the initiate tag minus one; the sequence number of any other packet is the verification tag. An INIT ACK therefore
+/// acknowledges an INIT as a SYN-ACK acknowledges a SYN: by the sequence number plus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Sequence and acknowledgement number in one word, because a kernel program has little stack space.
@@ -258,24 +259,24 @@ impl Segment {
     }
 }
 
-/// The key of a handshake's entry: a hash of the flow's hash and of the acknowledgement number that the Pod's SYN-ACK
-/// must have.
+/// The key of a handshake's first entry, which the client's SYN opens: a hash of the flow's hash and of the
+/// acknowledgement number that the Pod's SYN-ACK must have.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 1 << 32 | acknowledgement as u64)
 }
 
-/// The key of the entry of a handshake that the Pod has accepted: a hash of the flow's hash and of the acknowledgement
-/// number with which the client completes the handshake.
+/// The key of a handshake's second entry, which the Pod's SYN-ACK creates: a hash of the flow's hash and of the
+/// acknowledgement number with which the client must complete the handshake.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 2 << 32 | acknowledgement as u64)
 }
 
-/// The key of a mid-stream entry, which a client's segment in the middle of a connection opened: a hash of the flow's
-/// hash.
+/// The key of a mid-stream entry, which a client's segment in the middle of a connection opens: a hash of the flow's
+/// hash alone, because the numbers of a reply are only near the numbers of the client's segment.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn mid_stream_key(flow: u64) -> u64 {
@@ -308,8 +309,8 @@ impl Numbers {
 
     /// Whether the Pod's segment `reply` belongs to the same connection as the client's segment with these numbers.
     /// Each side's sequence number must be within [`Self::WINDOW`] of the other side's acknowledgement number. A RST
-    /// without ACK must have exactly the sequence number that the client acknowledged. A segment of another connection
-    /// is admitted with a probability of 1 in 4096.
+    /// without ACK has no acknowledgement number, so its sequence number must equal the client's acknowledgement
+    /// number. Any other segment of another connection is admitted with a probability of 1 in 4096.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
     pub const fn admit(self, reply: Segment) -> bool {
@@ -337,15 +338,17 @@ impl Numbers {
     }
 }
 
-/// Largest distance in bytes, in either direction, between the sequence number of a client's FIN or RST and the Pod's
-/// last recorded acknowledgement number. For SCTP, the largest difference between the packet's verification tag and the
-/// recorded one. The random guess of an off-path sender is within this distance with a probability of 1 in 4096.
+/// A client's FIN or RST counts only if its sequence number is at most this number of bytes before or after the Pod's
+/// last recorded acknowledgement number. For SCTP, the limit applies to the difference between the packet's
+/// verification tag and the recorded tag. A random guess of an off-path sender is within the limit with a probability
+/// of 1 in 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
 /// Whether a client's sequence number is within [`CLOSING_WINDOW`] of the Pod's last recorded acknowledgement number:
-/// [`crate::flow::FlowState::pod_acknowledgement`]. If the sequence number of a client's FIN or RST is not within this
-/// distance, the entry does not record the FIN or RST. SCTP packets are compared in the same way, with verification
-/// tags: the programs of Linux 5.10 that are loaded without `CAP_PERFMON` have no room for a branch on the protocol.
+/// [`crate::flow::FlowState::pod_acknowledgement`]. Otherwise, the entry does not record a FIN or RST of the segment.
+/// For SCTP, both arguments are verification tags. Equal tags would be the stricter condition, but the comparison does
+/// not depend on the protocol: on Linux 5.10, programs that are loaded without `CAP_PERFMON` have no room for a further
+/// branch.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
@@ -391,8 +394,8 @@ pub enum Event {
         /// Whether more than half of the flow table that contains the entry is in use.
         is_crowded: bool,
     },
-    /// The client's packet has the flow tuple of the entry, but the packet's NAT address differs from the entry's, or
-    /// the packet's mapping has another generation.
+    /// A client's packet has the flow tuple of the entry, but another NAT address than the entry, or the packet's
+    /// mapping points to another generation of the Pod.
     ClientMismatch {
         /// The flow's protocol: [`protocol`].
         protocol: u8,
@@ -401,8 +404,8 @@ pub enum Event {
     },
     /// The kernel has evicted the flow's entry from the flow table, but the copy in the half-open cache remains.
     Eviction,
-    /// The agent has removed the flow table's entry of an expired flow or of a removed endpoint; the copy in the
-    /// half-open cache remains.
+    /// The agent has removed an entry from the flow table, because the flow has timed out or its endpoint was removed.
+    /// The copy in the half-open cache remains.
     TableRemoval,
     /// A direct connection between client and Pod has the same flow tuple.
     DirectConnection,
@@ -427,8 +430,8 @@ impl Event {
 /// The action that the caller of [`step`] executes on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// The Pod's packet does not belong to the entry: leave the entry unchanged, create no entry, and do not translate
-    /// the packet according to this entry.
+    /// The Pod's packet does not belong to the entry. Leave the entry unchanged, create no entry, and do not use this
+    /// entry to translate the packet.
     Ignore,
     /// Leave the entry unchanged.
     Keep,

@@ -27,10 +27,9 @@ pub const fn sctp_flows(flows: u32) -> u32 {
     flows / 16
 }
 
-/// Interval in jiffies after which a packet refreshes the time of its flow table entry. A
-/// [`crate::lookup_cache::CachedReply`] is valid for at most this interval. Without the interval, every packet would
-/// write the time, and thereby move the entry's cache line to another processor. 256 jiffies are 0.25 s (HZ=1000) to
-/// 2.6 s (HZ=100).
+/// Programs update the time in a flow table entry at most once per interval of this many jiffies: 0.25 s (HZ=1000) to
+/// 2.6 s (HZ=100). If every packet wrote the time, the entry's cache line would move between processors with every
+/// packet. A [`crate::lookup_cache::CachedReply`] is valid for at most this interval.
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags, in the byte at offset 13 of the TCP header (RFC 9293). SCTP chunks are recorded as the TCP flags with the
@@ -166,15 +165,15 @@ impl FlowV6 {
     }
 }
 
-/// Returns the two halves of an IPv6 address, as [`hash::flow_v6`] expects them: the programs load an address from a
-/// packet as four 32-bit words, and do not convert the byte order of the words.
+/// Returns the two halves of an IPv6 address in the form that [`hash::flow_v6`] expects. The form is that of the
+/// programs, which load an address from a packet as four 32-bit words and keep the byte order of the words.
 const fn halves(addr: [u8; 16]) -> [u64; 2] {
     let bits = u128::from_be_bytes(addr);
     [word_pair(bits >> u64::BITS), word_pair(bits)]
 }
 
-/// Returns the low two 32-bit words of `bits`, each with the value that a program gets if it loads the word's bytes
-/// from a packet.
+/// Returns the two low 32-bit words of `bits` as one 64-bit number. Each word has the value that a program gets when
+/// the program loads the word's bytes from a packet.
 #[expect(clippy::cast_possible_truncation, reason = "only the low bits are used")]
 const fn word_pair(bits: u128) -> u64 {
     (u32::from_be((bits >> u32::BITS) as u32) as u64) << u32::BITS | u32::from_be(bits as u32) as u64

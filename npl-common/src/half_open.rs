@@ -27,9 +27,8 @@ use crate::conntrack::Phase;
 pub const SLOTS: u32 = 65_536;
 /// Number of slots for handshakes per IP family, a power of two. The slots for handshakes take 128 KiB.
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
-/// Number of slots per IP family for half-open UDP flows. The slots take 512 KiB.
-/// The first candidate slot of a flow has the same number in this region as the flow's slot in the region of
-/// established flows.
+/// Number of slots per IP family for half-open UDP flows. The slots take 512 KiB. The position of a flow's first
+/// candidate slot in this region equals the position of the flow's slot in the region of established flows.
 pub const DATAGRAM_SLOTS: u32 = SLOTS;
 /// Number of elements of the reply cache: one for each slot of an established flow or handshake.
 pub const REPLY_CACHE_ELEMENTS: u32 = SLOTS + HANDSHAKE_SLOTS;
@@ -53,8 +52,9 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// Returns a second slot, which differs from [`slot`]: one of four slots in the same aligned group of eight slots. Such
-/// a group has 64 bytes, the size of a cache line on most processors.
+/// Returns a second slot for a hash, which differs from the first ([`slot`]). Both slots are in the same aligned group
+/// of eight slots: 64 bytes, the size of a cache line on most processors. The hash chooses one of four slots of the
+/// group.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 const fn second_slot(hash: u64) -> u32 {
@@ -104,8 +104,8 @@ pub const fn matches(entry: u64, hash: u64) -> bool {
     (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
 }
 
-/// Returns whether an entry's flow waits for the Pod's first reply. If the entry of a waiting flow were overwritten,
-/// the first reply would not be translated.
+/// Returns whether the flow of an entry waits for the Pod's first reply. The programs avoid overwriting such an entry,
+/// because the first reply could then not be translated.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn is_waiting(entry: u64) -> bool {
