@@ -21,9 +21,9 @@ use crate::{
 };
 
 impl<F: Family> Flow<'_, F> {
-    /// Returns the flow table's entry for a Pod's packet. `None` if the entry has another generation, or if the packet
-    /// has the SYN flag and cannot be a retransmitted SYN-ACK: with such a packet, the Pod accepts or opens another
-    /// connection.
+    /// Returns the flow table's entry for a Pod's packet. `None` if the entry belongs to another generation of the Pod.
+    /// Also `None` if the packet has the SYN flag and cannot be a retransmitted SYN-ACK, because with such a packet,
+    /// the Pod accepts or opens another connection.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -33,19 +33,21 @@ impl<F: Family> Flow<'_, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// Returns the half-open entry that a Pod's packet accepts or rejects: the entry of a handshake, looked up by the
-    /// packet's acknowledgement number, the mid-stream entry of the flow, or a half-open entry in the flow's own slot.
+    /// For a Pod's packet that accepts or rejects a connection, returns the half-open entry of this connection. The
+    /// function looks for the entry of the handshake with the packet's acknowledgement number, then for the flow's
+    /// mid-stream entry, and then for a half-open entry in the flow's own slot.
     ///
-    /// A packet whose acknowledgement number matches a handshake belongs to the handshake in every phase of the
-    /// handshake's entry. Late packets of a rejected handshake are therefore translated.
+    /// If the packet's acknowledgement number matches a handshake, the phase of the handshake's entry does not matter.
+    /// Late packets of a rejected handshake are therefore translated.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
             return None;
         }
         if let Some(slot) = self.acknowledged_handshake(reply) {
-            // All SCTP packets of the Pod carry the tag of the client's INIT, so an ABORT after the INIT ACK also
-            // matches the handshake, although the association is in the flow table.
+            // All SCTP packets of the Pod have the tag of the client's INIT as verification tag. An ABORT after the
+            // INIT ACK therefore also matches the handshake, although the ABORT belongs to the association in the flow
+            // table.
             let is_of_association = self.protocol == protocol::SCTP
                 && reply.flags & tcp_flag::SYN == 0
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
@@ -59,10 +61,10 @@ impl<F: Family> Flow<'_, F> {
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// Returns the half-open entry by which a Pod's packet is translated: the entry in the flow's own slot, or an entry
-    /// that the packet's sequence and acknowledgement numbers match. `sctp_numbers` returns the numbers of an SCTP
-    /// packet. If the SCTP packet answers the client's packet that opened the mid-stream entry, this entry becomes the
-    /// two entries of a handshake.
+    /// Returns the half-open entry by which a Pod's packet is translated: the entry in the flow's own slot or, in UDP,
+    /// in the flow's datagram slot; otherwise an entry that matches the packet's sequence and acknowledgement numbers.
+    /// `sctp_numbers` returns the numbers of an SCTP packet. If these numbers answer the client's packet that opened
+    /// the mid-stream entry, this entry becomes the two entries of a handshake.
     #[inline(always)]
     pub fn half_open_of_reply(
         &self,
@@ -86,8 +88,8 @@ impl<F: Family> Flow<'_, F> {
         if has_handshake(self.protocol) {
             return self.acknowledged_handshake(reply).or_else(|| self.mid_stream_of_reply(reply));
         }
-        // Another processor may have established the flow since the own slot was read. That processor wrote the own
-        // slot before it cleared the datagram slot, so the own slot is read again.
+        // If the datagram slot is empty, another processor may have established the flow after the own slot was read.
+        // That processor writes the own slot before it clears the datagram slot, so the own slot is read again.
         slots::find_datagram_flow::<F>(self.hash).or_else(|| self.half_open().map(|_| self.entry))
     }
 
@@ -100,12 +102,13 @@ impl<F: Family> Flow<'_, F> {
         slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
     }
 
-    /// If the Pod's SCTP packet with the numbers `reply` and the verification tag `tag` answers the client's packet that
-    /// opened the flow's mid-stream entry, both tags of the association are known, as after a handshake. The mid-stream
-    /// entry then becomes the two entries of a handshake, which no packet with other tags matches.
+    /// Replaces the flow's mid-stream entry by the two entries of a handshake, if the Pod's SCTP packet answers the
+    /// client's packet that opened the mid-stream entry. Both verification tags of the association are then known, as
+    /// after a handshake, and packets with other tags match neither entry. `reply` contains the numbers of the Pod's
+    /// packet, and `tag` is the packet's verification tag.
     ///
-    /// If only the entry under [`reply_key`] was lost, the Pod's packet still matches the entry under
-    /// [`handshake_key`]. The answer does not change the NAT address of that entry.
+    /// If the flow still has an entry under [`handshake_key`] with another NAT address or phase, for example because
+    /// only the entry under [`reply_key`] was lost, the answer changes no entry.
     #[inline(always)]
     fn accept_answer(&self, reply: Numbers, tag: u32) {
         let answered = answered_packet::<F>(self.hash, reply);
@@ -173,9 +176,10 @@ impl<F: Family> Flow<'_, F> {
 pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
-    // Another processor may replace an entry at the same time: a mid-stream entry by the entries of a handshake, and
-    // the entries of a handshake or a datagram entry by the flow's own entry. A program removes an entry only after
-    // writing the entries that replace it, so this function looks up each entry before the entries that may replace it.
+    // The order of the look-ups matters, because another processor may replace an entry at the same time. The entries
+    // of a handshake replace a mid-stream entry, and the flow's own entry replaces the entries of a handshake or a
+    // datagram entry. A program writes the new entries before it removes the old entry, so this function looks up the
+    // old entry first.
     Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
         slots::find_handshake::<F>(mid_stream_key(flow.hash)).is_some()
             || flow.acknowledged_handshake(reply).is_some()
@@ -195,9 +199,9 @@ pub(super) fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Opt
     if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
 }
 
-/// Returns the verification tag (high half) and the NAT address (low half) of the client's SCTP packet that opened the
-/// flow's mid-stream entry, if the Pod's packet with the numbers `reply` answers the client's packet; otherwise 0. In
-/// the low half, the NAT address has the same bits as in a word of the half-open cache; all other bits are 0.
+/// If the Pod's packet with the numbers `reply` answers the client's SCTP packet that opened the flow's mid-stream
+/// entry, returns one word about the client's packet; otherwise 0. The high half of the word is the verification tag.
+/// The low half is the NAT address, with the same bits as in a word of the half-open cache; all other bits are 0.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
@@ -229,9 +233,9 @@ fn store_replied<F: Family>(key: u64, nat: u64) -> bool {
     true
 }
 
-/// Returns the index of the mid-stream entry that a client's SCTP packet with the verification tag `tag` opened;
-/// [`slots::NONE`] if there is no such entry, or if `tag` is 0. A Pod without the association repeats the tag of the
-/// client's packet.
+/// Returns the index of the flow's mid-stream entry, if a client's SCTP packet with the verification tag `tag` opened
+/// the entry; otherwise, or if `tag` is 0, [`slots::NONE`]. A Pod that does not know the association answers with the
+/// tag of the client's packet.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]

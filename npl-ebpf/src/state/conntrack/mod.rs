@@ -4,10 +4,16 @@
 //!
 //! [`npl_common::conntrack`] contains the state machine. This module looks up a packet's entry, checks whether the
 //! packet's sequence numbers match the entry, and executes the action of the state machine. A flow tuple can have
-//! several entries. The established flow has an entry in the flow table, and a copy of this entry in the flow's slot of
-//! the half-open cache. Each handshake has an entry. A packet other than a SYN or INIT can open one more entry: a
-//! mid-stream entry (TCP, SCTP) or a datagram entry (UDP). The entry of a handshake, a mid-stream entry and a datagram
-//! entry do not affect the established flow's entry until a reply of the Pod matches one of them.
+//! several entries at the same time:
+//!
+//! * The established flow has an entry in the flow table, and a copy of this entry in the flow's slot of the half-open
+//!   cache.
+//! * Each handshake has an entry.
+//! * A packet other than a SYN or INIT can open one more entry: a mid-stream entry in TCP and SCTP, or a datagram entry
+//!   in UDP.
+//!
+//! Entries of handshakes, mid-stream entries and datagram entries do not affect the entry of the established flow until
+//! a reply of the Pod matches one of them.
 
 mod lookup;
 
@@ -41,9 +47,8 @@ use crate::{
 
 /// A flow's key in the flow table, and its slot in the half-open cache.
 ///
-/// The key is a reference to the caller's stack, from which the kernel reads the key. The compiler could place a copy
-/// of the key in a stack slot that previously held a pointer, and without `CAP_PERFMON`, the verifier rejects this
-/// reuse of a stack slot.
+/// The key is a reference to the caller's stack, not a copy. The compiler could place a copy in a stack slot that
+/// previously held a pointer. If the loader lacks `CAP_PERFMON`, the verifier rejects this reuse of a stack slot.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     pub protocol: u8,
@@ -69,12 +74,12 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN. A retransmitted SYN leaves its half-open handshake unchanged. `payload` is the
-/// number of bytes that the SYN carries.
+/// Opens the entry of a handshake for a client's SYN. A retransmitted SYN leaves the entry unchanged. `payload` is the
+/// number of payload bytes in the SYN.
 ///
-/// The function neither reads nor writes the flow's own entry: a SYN flood costs little, and a forged SYN does not
-/// affect an established connection. SYNs with different sequence numbers have different entries, so that a forged SYN
-/// does not affect another handshake with the same flow tuple.
+/// The function neither reads nor writes the entry of an established flow. A SYN flood therefore costs little, and a
+/// forged SYN does not affect an established connection. SYNs with different sequence numbers have different entries,
+/// so a forged SYN does not affect another handshake with the same flow tuple.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -156,13 +161,14 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Removes the entries of a UDP flow, if the flow has entries, after the client has sent a datagram to the Pod
-    /// directly. The Pod's later datagrams answer the direct datagram, and must leave untranslated.
+    /// Tracks a datagram that a client sends to the Pod directly: removes the entries of the translated UDP flow with
+    /// the same flow tuple, if there are any. The Pod's next datagrams answer the direct datagram, so the programs must
+    /// not translate them.
     ///
-    /// Most direct datagrams need no look-up in the flow table: if the flow's slot in the half-open cache is empty, the
-    /// flow table usually has no entry of the flow. Exceptions are a flow whose table entry the agent has copied from
-    /// an earlier agent's map, and a flow whose slot another flow has overwritten, if the other flow's entry was then
-    /// cleared.
+    /// If the flow's slot in the half-open cache is empty, the function does not look up the flow table, because the
+    /// table then usually has no entry of the flow. In two cases, the table has an entry although the slot is empty:
+    /// the agent has copied the entry from the map of an earlier agent, or another flow has overwritten the slot and
+    /// was then removed.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -187,9 +193,9 @@ impl<'k, F: Family> Flow<'k, F> {
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
 
-    /// Returns the flow's entry in the half-open cache, and the flow's endpoint from the reply cache. `None` if the
-    /// reply cache has no valid copy of the endpoint. A valid copy proves that the flow is established with the NAT
-    /// address of the entry.
+    /// Returns the flow's entry in the half-open cache, and the flow's endpoint from the reply cache. `None` if one of
+    /// the two is missing or invalid. The reply cache has a valid copy of the endpoint only if the flow is established
+    /// with the NAT address of the entry.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -213,10 +219,10 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's packet other than a SYN; [`open_handshake`] tracks SYNs.
     ///
-    /// For an established flow with the request's NAT address, the flow's slot in the half-open cache usually has the
-    /// phase "established", so that tracking takes only one load from memory. A packet without an entry belongs to a
-    /// host connection if `is_host_connection` returns true. `sctp_numbers` returns the numbers of an SCTP packet
-    /// ([`Numbers::are_answered_by`]), and `None` for other protocols.
+    /// Most packets belong to an established flow whose slot in the half-open cache has the request's NAT address and
+    /// the phase "established". For these packets, tracking takes only one load from memory. If a packet has no entry,
+    /// `is_host_connection` decides whether the packet belongs to a host connection. `sctp_numbers` returns the numbers
+    /// of an SCTP packet ([`Numbers::are_answered_by`]), and `None` for other protocols.
     #[inline(always)]
     pub fn track_request(
         &self,
@@ -275,10 +281,10 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that [`Self::track_request`] cannot track by the half-open cache alone: for example,
-    /// because the cache has no entry of the flow or an entry with another NAT address, or because the packet may end
-    /// an established connection. Applies the packet to the flow's entry in the flow table. If the flow table has no
-    /// entry, the packet counts as a packet of a host connection or as the first packet of a new flow.
+    /// Tracks a client's packet by the flow table, if [`Self::track_request`] cannot track the packet by the half-open
+    /// cache alone. For example, the cache has no entry of the flow or an entry with another NAT address, or the packet
+    /// has the flag FIN or RST. If the flow table has no entry either, the packet belongs to a host connection, or is
+    /// the first packet of a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -293,16 +299,17 @@ impl<'k, F: Family> Flow<'k, F> {
                 field!(state, node_port).load() == request.nat.port && F::nat_address(entry) == request.nat.addr;
             if is_same && field!(state, generation).load() == request.generation {
                 let is_proven = self.refresh_by_client(state, request.segment);
-                // After the Pod has accepted a new connection with this flow tuple, the slot is empty, and the table
-                // still has the previous connection's entry. If a forged segment copied this entry to the slot, the
-                // client's acknowledgement would match the copy and not establish the new connection, which would then
-                // have the short timeout of an ended connection. If the connection in the table is not ending, the copy
-                // needs no proof: in a fast upload, the client's sequence numbers are far ahead of the recorded
-                // acknowledgement number.
+                // A segment copies the table's entry to an empty slot only if the segment is proven, or if the
+                // connection in the table is not ending. The slot is also empty after the Pod has accepted a new
+                // connection with this flow tuple, while the table still has the entry of the previous connection. If a
+                // forged segment restored the copy of this entry, the client's acknowledgement would match the copy,
+                // and would not establish the new connection. The new connection would then have the short idle timeout
+                // of an ended connection. If the connection in the table is not ending, no proof is required, because
+                // in a fast upload, the client's sequence numbers are far ahead of the recorded acknowledgement number.
                 if cached == 0 && (is_proven || !state_of(state).is_ending()) {
-                    // The copy lets later packets skip the flow table. The copy is written only to an empty slot: if
-                    // the slot contained the entry of another active flow, the two flows would overwrite each other's
-                    // entry with each packet.
+                    // With the copy, later packets need no look-up in the flow table. The copy is written only to an
+                    // empty slot, because two active flows with the same slot would otherwise overwrite each other's
+                    // copies with each packet.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
                 }
                 return Transition::Unchanged;
@@ -314,7 +321,7 @@ impl<'k, F: Family> Flow<'k, F> {
             if step(State::established(0, 0), mismatch).1 == Action::Keep {
                 return Transition::Unchanged;
             }
-            // No number proves that the segment belongs to the new flow, so its FIN or RST does not count.
+            // The segment is not proven for the new flow, so its FIN or RST does not count.
             let unproven = Segment { flags: 0, ..request.segment };
             // SAFETY: see `Family::flow_entry`. During the write, another processor may translate one reply with the
             // old NAT address.
@@ -351,7 +358,8 @@ impl<'k, F: Family> Flow<'k, F> {
         let (state, action) = step(State::ABSENT, Event::ClientDatagram);
         if action == Action::Open {
             // If the flow's own slot contains an entry of this flow with another NAT address, the new entry replaces
-            // this entry, because the entry of a reply is looked up in the own slot before the datagram slot.
+            // this entry. Otherwise, replies would find the old entry, because they are looked up in the own slot
+            // before the datagram slot.
             let slot = if half_open::matches(cached, self.hash) {
                 self.entry
             } else {
@@ -364,9 +372,9 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Tracks a client's segment in the middle of a TCP connection that has no entry. The segment opens a mid-stream
-    /// entry. A reply matches this entry if the reply's sequence and acknowledgement numbers are near those of the
-    /// segment.
+    /// Tracks a client's segment in the middle of a TCP connection that is not in the flow table. The segment opens a
+    /// mid-stream entry, or is applied to the existing one. A reply matches the mid-stream entry if the numbers of the
+    /// reply are near those of the segment.
     #[inline(always)]
     fn track_mid_stream(&self, request: &Request<F>) -> Transition {
         let key = mid_stream_key(self.hash);
@@ -427,9 +435,9 @@ impl<'k, F: Family> Flow<'k, F> {
     fn establish(&self, request: &Request<F>, flags: u8, is_proven: bool) -> Transition {
         let mut segment = Segment { flags, ..request.segment };
         if self.protocol == protocol::SCTP && !is_proven {
-            // The packet may be forged, so the program must not record the packet's tag: an ABORT with the recorded tag
-            // shortens the idle timeout. The program records a part of the flow's hash instead, which an attacker does
-            // not know.
+            // A packet that is not proven may be forged. An ABORT with the recorded tag shortens the idle timeout, so
+            // the program must not record a tag that an attacker has chosen. The program records a part of the flow's
+            // hash instead, which the attacker does not know.
             segment.numbers = Numbers(self.hash);
         }
         if F::insert_flow(self.key, &new_entry::<F>(&request.nat, request.generation, segment)).is_none() {
@@ -451,8 +459,9 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // If the entry in the half-open cache has the phase "established", the caller has found no entry of this Pod in
-        // the flow table: the kernel has evicted the entry, or the entry belongs to an earlier Pod.
+        // An entry in the half-open cache may have the phase "established", although the caller has found no entry of
+        // this Pod in the flow table: the kernel has evicted the table's entry, or that entry belongs to an earlier
+        // Pod.
         let (state, _) = step(State::half_open(half_open::phase(entry)), Event::Eviction);
         let (state, action) = step(state, Event::from_pod(self.protocol, reply.flags, true));
         match action {
@@ -466,9 +475,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 return transition;
             }
             Action::Store => {
-                // The Pod's packet repeats the verification tag of the client's packet, which does not prove that the
-                // association exists. Only a packet that answers the client's packet replaces the mid-stream entry.
-                // Until then, the mid-stream entry stays "requested".
+                // The Pod's packet matches the mid-stream entry of an SCTP association only by the verification tag of
+                // the client's packet. A Pod also repeats this tag if the association does not exist. The mid-stream
+                // entry therefore stays "requested" until a packet of the Pod answers the client's packet.
                 let is_unanswered = self.protocol == protocol::SCTP
                     && state.phase.is(Phase::REPLIED)
                     && half_open::matches(entry, mid_stream_key(self.hash));
@@ -533,13 +542,13 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Opens a mid-stream entry for a client's packet in the middle of an SCTP association that has no entry, or writes the
-/// packet's numbers and verification tag to the existing entry. If the entry has the same tag, a number that the packet
-/// lacks stays the number of an earlier packet. Returns whether the entry is new. `index` is the index
-/// of the entry's slot, `key` the flow's [`mid_stream_key`], and `entry` the word of the half-open cache.
+/// Opens a mid-stream entry for a client's packet in the middle of an SCTP association. If the association already has
+/// a mid-stream entry, writes the packet's numbers and verification tag to this entry. If the tag has not changed, a
+/// number that the packet lacks keeps its stored value. Returns whether the entry is new. `index` is the index of the
+/// entry's slot, `key` is the flow's [`mid_stream_key`], and `entry` is the word of the half-open cache.
 ///
-/// A reply matches the entry if the reply's numbers answer those of the packet. The Pod discards a packet with a wrong
-/// verification tag, so an answer also proves the packet's tag.
+/// The Pod discards a packet with a wrong verification tag. If the Pod's numbers answer the numbers of the packet, the
+/// packet's tag is therefore proven, too.
 ///
 /// The function is not inlined, because its callers have no free stack space.
 #[inline(never)]
