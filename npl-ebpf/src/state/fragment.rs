@@ -39,10 +39,10 @@ pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8
     }
 }
 
-/// Records that the first fragment was not translated, so that later fragments are not saved as early fragments. The
-/// record replaces an expired record in the slot, but not a valid record that translates another datagram.
-/// `may_be_early` returns whether the program would save later fragments if the datagram had no record: for a request,
-/// only if the destination is a node address; for a reply, always.
+/// Records that the first fragment was not translated, so that the program does not save the later fragments as early
+/// fragments. A valid record that translates another datagram keeps the slot. `may_be_early` returns whether the
+/// program would save later fragments of a datagram without a record: for a reply, always; for a request, only if the
+/// destination is a node address.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };

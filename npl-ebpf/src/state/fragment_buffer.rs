@@ -58,7 +58,7 @@ pub fn noted() -> u64 {
 }
 
 /// Re-injects the saved fragments of the datagram whose key [`note_translated`] stored. Returns `false` if the first
-/// fragment could not be restored to its skb and is lost.
+/// fragment is lost, because the function could not write it back to the skb after the re-injection.
 #[inline(always)]
 pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
@@ -149,9 +149,9 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Returns the length of a saved frame in bytes. The element stores the length minus the minimum length, so that one
-/// comparison proves both bounds of the length to the verifier. The compiler would merge two comparisons into a form
-/// from which the verifier learns neither bound.
+/// Returns the length of a saved frame in bytes. The element stores the length minus the minimum length, so that a
+/// single comparison shows the verifier both bounds of the length. The compiler would merge two comparisons into one
+/// that shows the verifier neither bound.
 #[inline(always)]
 fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
     let excess = field!(frame, excess).load();

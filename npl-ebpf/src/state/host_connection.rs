@@ -16,11 +16,11 @@ use crate::{
 };
 
 /// Records an outgoing packet whose source port is in the node port range. If the packet's source is a node address,
-/// the packet is recorded under this address; otherwise, under the Node's primary address, if a later program may
-/// masquerade the packet. NPL may have translated a reply already on another device: on the Pod's device in redirect
-/// mode, or on an upper device such as a VLAN. Such a reply is not recorded.
+/// the packet is recorded under this address. Any other packet is recorded under the Node's primary address, but only
+/// if a later program may masquerade the packet. A reply that NPL has already translated is not recorded. NPL may
+/// translate a reply on an earlier device: on the Pod's device in redirect mode, or on an upper device such as a VLAN.
 ///
-/// A RST is not recorded, because the host answers a client of an unmapped port with a RST, and this client has no host
+/// A RST is not recorded: the host refuses a client of an unmapped port with a RST, and this refusal opens no host
 /// connection.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {

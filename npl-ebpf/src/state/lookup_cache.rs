@@ -16,9 +16,9 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// This value is always 0, but the program computes it from the loaded epoch. A look-up whose key contains `zero`
-    /// depends on the load of the epoch, so the processor cannot execute the look-up before the load. The result of the
-    /// look-up is therefore no older than the epoch.
+    /// Always 0, but computed from the loaded epoch. A look-up whose key contains this value depends on the load of the
+    /// epoch, so the processor cannot execute the look-up before this load. The result of the look-up is therefore no
+    /// older than the epoch.
     pub zero: u8,
 }
 
@@ -35,8 +35,8 @@ impl Epoch {
 }
 
 /// Returns the backend of a frontend and, in redirect and offload mode, the next hop to its Pod; `None` if no mapping
-/// exists. The function reads both from the lookup cache; on a miss, it reads both from the maps, and copies them to
-/// the cache.
+/// exists. The function reads backend and next hop from the lookup cache. If the cache has no valid copy, the function
+/// reads them from the maps, and writes a copy to the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;

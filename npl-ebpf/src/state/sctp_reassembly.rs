@@ -39,10 +39,11 @@ pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
     set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
-/// Returns the offset of the end of a first fragment's datagram: computed from the datagram's length if the last
-/// fragment has already shown this length. For a first fragment that waits for the last fragment, the result is the end
-/// of the first fragment itself, because the checksum is updated when the first fragment is re-injected. For any other
-/// first fragment, the end is estimated from the fragment's chunks; `None` if no chunk extends beyond the fragment.
+/// Returns the offset of the end of a first fragment's datagram. If the last fragment has already arrived, the
+/// datagram's length is known, and the result is exact. If the first fragment waits for the last fragment, the result
+/// is the end of the first fragment itself: the checksum is updated later, when the first fragment is re-injected.
+/// Otherwise, the function estimates the end from the fragment's chunks, and returns `None` if no chunk extends beyond
+/// the fragment.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
@@ -86,9 +87,9 @@ pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival:
 }
 
 /// If the current packet is a last fragment whose key [`note_last`] has stored, re-injects the saved first fragment of
-/// the same datagram. If no first fragment of the datagram is saved and the slot is free, stores the length of an SCTP
-/// datagram for a first fragment that arrives later. Returns `false` if the last fragment could not be restored to its
-/// skb and is lost.
+/// the same datagram. If no first fragment of the datagram is saved, but the slot is free, stores the length of the
+/// SCTP datagram for a first fragment that arrives later. Returns `false` if the last fragment is lost, because the
+/// function could not write it back to the skb after the re-injection.
 #[inline(always)]
 pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };
@@ -142,8 +143,8 @@ extern "C" fn npl_sctp_wait() -> u32 {
     1
 }
 
-/// Implements [`datagram_end`]. Returns 0 if the end is unknown. The function is exported, so that the verifier does
-/// not check all instructions after the call once for each chunk.
+/// Implements [`datagram_end`]. Returns 0 if the end is unknown. The function is exported, so that the verifier checks
+/// the instructions after the call once, and not once for each number of chunks that the function may parse.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {

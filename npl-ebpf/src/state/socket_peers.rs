@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Lists the peers for which a local client's socket has socket reverse NAT entries, so that the program that runs when
-//! the socket is closed can remove the entries. [`npl_common::socket_rnat`] describes the entries of the list.
+//! Keeps a list of the peers of each local client's socket. When the socket is closed, a program removes the socket
+//! reverse NAT entries of the listed peers. [`npl_common::socket_rnat`] describes the entries of the list.
 
 use npl_common::socket_rnat::{LAST_POD, LISTED_PEERS};
 
@@ -81,8 +81,8 @@ fn release_at<F: Family>(socket: u64, position: u32) -> bool {
 /// Returns the key of an entry of a socket's list.
 #[inline(always)]
 fn list_entry<F: Family>(socket: u64, position: u32) -> SocketFlow<F> {
-    // To write the position and zeros, or the zero bytes of an unspecified IPv6 address, the compiler would call
-    // `memset`, which the verifier rejects without `CAP_PERFMON`. The address in the key therefore repeats one word.
+    // The address in the key repeats one word. If the address consisted of the position and zero bytes, the compiler
+    // would call `memset`, and the verifier rejects this call if the loader lacks `CAP_PERFMON`.
     let word = (socket as u32).wrapping_add(position);
     SocketFlow { socket, pod: SocketAddr { addr: F::of_repeated(word), port: 0 } }
 }

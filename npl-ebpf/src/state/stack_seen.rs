@@ -15,9 +15,9 @@ use crate::{
     net::headers::tcp_flag,
 };
 
-/// Decides whether a packet of a flow bypasses the host's stack. Updates the flow's stack observations if the packet
-/// opens or ends the connection, or if the observation of the packet's direction has expired. `REPLY` is true for a
-/// packet from the Pod.
+/// Returns whether a packet of a flow bypasses the host's stack. If the packet opens or ends the connection, or if the
+/// stack observation of the packet's direction has expired, also updates the flow's stack observations. `REPLY` is true
+/// for a packet from the Pod.
 #[inline(always)]
 pub fn decide_offload<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) -> bool {
     let Some(flow) = ObservedFlow::of::<F>(hash, generation) else { return false };
