@@ -208,8 +208,8 @@ pub fn npl_rdpod_slow6(ctx: TcContext) -> i32 {
     slow_path::translate::<V6, Replies<REDIRECT>, ETHERNET>(&ctx)
 }
 
-/// When a socket is closed, removes the socket reverse NAT entry that names the socket's last Pod, and the entry of
-/// this Pod.
+/// When a socket is closed, removes the socket reverse NAT entries of the socket's peers, and the list of these peers:
+/// see [`npl_common::socket_rnat`].
 #[cgroup_sock(sock_release)]
 pub fn npl_release(ctx: SockContext) -> i32 {
     socket::release(&ctx);

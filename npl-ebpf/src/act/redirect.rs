@@ -117,7 +117,8 @@ pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
 /// Returns the next hop of a packet to a client, from a look-up in the kernel's routing table with source address
 /// `node`. `ports` are the packet's ports after the translation; both are zero for a packet without ports.
 ///
-/// If `flow_hash` is not `None`, the next hop may be a cached one. The function then writes the packet's Ethernet header.
+/// If `flow_hash` is not `None`, the function may use a cached next hop, and then also writes the packet's Ethernet
+/// header.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
     ctx: &TcContext,
@@ -134,8 +135,8 @@ pub fn to_client<F: Family, const L2: usize>(
     let Some(ClassAndLength { class, length }) = class_and_length::<F, L2, true>(ctx, headers, ttl_fields) else {
         return stack;
     };
-    // If the pointer to an element could be null here, the verifier would reject the program without `CAP_PERFMON`: it
-    // also checks the path on which the processor mispredicts whether the pointer is null.
+    // The pointer to an element must not be null after this point. If the loader lacks `CAP_PERFMON`, the verifier also
+    // checks the path on which the processor mispredicts a test for null, and would reject the program.
     let cached = match flow_hash {
         Some(hash) if L2 == ETHERNET => match CachedRoute::of::<F>(hash, node, ports.source, class) {
             Some(cached) => Some(cached),
@@ -256,9 +257,9 @@ pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, 
     if rewritten.is_err() || next_hop.is_stack() {
         return rewritten.into();
     }
-    // Removes a VLAN tag that contains only a priority. A priority tag is valid only on the link on which the packet
-    // arrived, and routing by the stack would also remove the tag. SAFETY: the context is valid, the verifier allows
-    // access to this field, and the program holds no pointer into the packet.
+    // If the packet has a VLAN tag that contains only a priority, the program removes the tag, as routing by the stack
+    // does: the priority is valid only on the link on which the packet arrived. SAFETY: the context is valid, the
+    // verifier allows access to this field, and the program holds no pointer into the packet.
     unsafe {
         if (*skb(ctx)).vlan_present != 0 {
             let _status = bpf_skb_vlan_pop(skb(ctx));
@@ -288,8 +289,8 @@ fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
     protocol == protocol::SCTP && gso_size(ctx) != 0
 }
 
-/// Returns class and length of a packet or, for a GSO packet, of each packet into which the kernel will segment the GSO
-/// packet. If `WITH_CLASS` is false, the class is unspecified.
+/// Returns the class and the length of a packet. For a GSO packet, the length is that of each packet into which the
+/// kernel will segment the GSO packet. If `WITH_CLASS` is false, the class is unspecified.
 #[inline(always)]
 fn class_and_length<F: Family, const L2: usize, const WITH_CLASS: bool>(
     ctx: &TcContext,

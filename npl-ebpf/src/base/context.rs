@@ -18,9 +18,9 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The bits of a VLAN tag's control information that contain the VLAN identifier.
 const VLAN_ID: u32 = 0x0fff;
 
-/// Returns the packet's `EtherType` in network byte order. `None` for a packet to another machine's link-layer address,
-/// and for a packet with a VLAN tag, which the program on the VLAN device translates. A tag with VLAN 0 contains only a
-/// priority, so a packet with this tag counts as untagged.
+/// Returns the packet's `EtherType` in network byte order. `None` if the packet's link-layer destination is another
+/// machine, or if the packet has a VLAN tag: the program on the VLAN device translates tagged packets. A tag with VLAN
+/// 0 contains only a priority, so a packet with such a tag counts as untagged.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);

@@ -15,8 +15,9 @@ use super::{
 
 /// The outcome of a program: a [`kind`] in the low bits, and the number of a reason or of a TC action in the high bits.
 ///
-/// The type is one word instead of an enum: an enum's variant without a payload would leave the payload's bytes
-/// uninitialized, and without `CAP_PERFMON`, the verifier rejects a speculative read of uninitialized bytes.
+/// The type is one word instead of an enum, because an enum's variant without a payload leaves the bytes of the payload
+/// uninitialized. If the loader lacks `CAP_PERFMON`, the verifier rejects a program that may read these bytes
+/// speculatively.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);

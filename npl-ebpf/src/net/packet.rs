@@ -116,7 +116,7 @@ impl<F: HeaderLayout> Packet<F> {
         segment.ok_or(Reason::Truncated)
     }
 
-    /// Returns the numbers of an SCTP packet by which a reply is recognized as the answer to a client's packet: see
+    /// Returns the numbers of an SCTP packet, by which a program recognizes the Pod's answer to a client's packet: see
     /// [`Numbers::are_answered_by`]. `None` for other protocols.
     #[inline(always)]
     pub fn sctp_numbers(&self, ctx: &impl Access) -> Option<Numbers> {

@@ -152,8 +152,8 @@ extern "C" fn npl_sctp_numbers(skb: *mut __sk_buff, l4: u32, end: u32) -> u64 {
     Segment::new(sequence, acknowledgement, 0).numbers.0
 }
 
-/// Returns a hash of the content of a HEARTBEAT, which the HEARTBEAT ACK repeats; never 0. On Linux, the
-/// content of a HEARTBEAT includes a random number.
+/// Returns a hash of the content of a HEARTBEAT or HEARTBEAT ACK; never 0. The HEARTBEAT ACK repeats the content of the
+/// HEARTBEAT, so both have the same hash. On Linux, the content includes a random number.
 #[inline(always)]
 fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
     let mut hash = 0;
@@ -172,9 +172,9 @@ fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
 /// Returns the likely end of the packet whose first fragment ends at the offset `end`: the end of the chunk that
 /// extends beyond the fragment. Returns 0 if none of the first [`MAX_CHUNKS`] chunks extends beyond the fragment.
 ///
-/// The result is correct if the sender itself fragmented the packet. A sender limits each chunk to the path MTU, so the
-/// sender fragments a packet only if the path MTU has become smaller than a chunk that is already built. A chunk of
-/// this size is the last chunk of its packet.
+/// The result is correct if the sender itself, not a router, fragmented the packet. A sender limits each chunk to the
+/// path MTU. The sender therefore fragments a packet only if the path MTU has become smaller than a chunk that the
+/// sender has already built, and such a chunk is the last one of its packet.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();

@@ -157,10 +157,10 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // The look-up of a flow needs the sequence numbers of a reply. `segment` is therefore the segment with which
-        // the Pod would answer the quoted segment. The look-up must not change a conntrack entry, because any host can
-        // send an ICMP error. For SCTP, the numbers are therefore 0, which answers no packet, and the flow is looked up
-        // by the quoted verification tag.
+        // The look-up of a flow needs the numbers of a reply, so `segment` is the segment with which the Pod would
+        // answer the quoted segment. The look-up must not change a conntrack entry, because any host can send an ICMP
+        // error. The SCTP numbers are therefore 0, which answer no packet, and an SCTP flow is looked up by the quoted
+        // verification tag.
         let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) =
@@ -187,8 +187,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The endpoint (Pod address, port and protocol) that sent a packet.
 struct Sender {
     endpoint: Endpoint,
-    /// The flow's entry in the half-open cache if the reply cache contains a valid copy of the flow's endpoint, which
-    /// proves that the flow is established; otherwise 0.
+    /// The flow's entry in the half-open cache, if the endpoint is from the reply cache; otherwise 0. The reply cache
+    /// has a valid copy of the endpoint only if the flow is established.
     entry: u64,
 }
 
@@ -223,8 +223,9 @@ enum FlowSource {
 
 /// The conntrack entry of a reply's flow, and where the entry was found.
 ///
-/// All fields are always initialized: without `CAP_PERFMON`, the verifier also checks the branches of a mispredicted
-/// [`FlowSource`], and rejects the program if a pointer is uninitialized in one of these branches.
+/// All fields are always initialized. If the loader lacks `CAP_PERFMON`, the verifier also checks the branches that a
+/// processor may execute speculatively for another [`FlowSource`], and rejects an uninitialized pointer in these
+/// branches.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
     /// The flow table's entry if the entry was found in the flow table ([`FlowSource::FlowTable`]); otherwise a pointer
@@ -263,9 +264,8 @@ impl<F: Family> ResolvedFlow<F> {
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
             if reply.segment.flags & tcp_flag::SYN != 0 {
-                // The Pod accepts or opens a direct connection with the same flow tuple as a translated connection, and
-                // thereby ends the translated connection. The entries of the translated connection are therefore
-                // removed.
+                // With this packet, the Pod accepts or opens a direct connection with the same flow tuple as a
+                // translated connection. The translated connection has therefore ended, and its entries are removed.
                 reply.flow.remove();
                 return None;
             }

@@ -70,7 +70,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         let Accepted { backend, next_hop, is_offloaded } = match accepted {
             Ok(accepted) => accepted,
             Err(verdict) => {
-                // The slow path makes the look-up in any case, which saves instructions.
+                // The slow path does not check the exemptions, which saves instructions.
                 track_direct(packet, |config| {
                     FAST_PATH && (config.has_no_udp_mappings() || xdp::translates_before(config, ctx))
                 });
@@ -96,9 +96,10 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         fragment::request::<F, MODE, L2>(ctx, chain)
     }
 
-    /// Translates an ICMP error about a reply. The Pod does not know the node address, so the Pod's address replaces
-    /// the node address in the quote. The mapping of the quoted source port determines the Pod. The error's sender may
-    /// be a router, so the program checks whether the allow-list contains the client's address in the quote.
+    /// Translates an ICMP error about a reply. The quoted reply has a node address and node port as its source; the Pod
+    /// does not know this address, so the Pod's address replaces it. The mapping of the quoted source port determines
+    /// the Pod. The sender of the error may be a router, so the program compares the allow-list with the client's
+    /// address in the quote, not with the sender's address.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -206,11 +207,11 @@ pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// For a packet that matches no mapping: if the packet is a datagram that a client sends to a Pod directly, removes the
-/// entries of the translated UDP flow with the same flow tuple. `is_exempt` returns whether the packet needs no look-up,
-/// because no UDP flow is translated, or because another program of NPL has already tracked the packet on this device:
-/// see [`xdp::translates_before`]. NPL detects a direct TCP connection or SCTP association later, by the Pod's SYN-ACK
-/// or INIT ACK.
+/// Tracks a packet that matches no mapping. If a client sends the packet as a datagram to a Pod directly, the function
+/// removes the entries of the translated UDP flow with the same flow tuple. `is_exempt` returns whether the packet
+/// needs no look-up: either no UDP flow is translated, or another program of NPL has already tracked the packet on this
+/// device ([`xdp::translates_before`]). NPL detects a direct TCP connection or SCTP association later, by the Pod's
+/// SYN-ACK or INIT ACK.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_exempt: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);

@@ -30,8 +30,8 @@ const IS_UNREADABLE: i32 = i32::MAX - 3;
 #[inline(always)]
 pub fn translate<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     let action = run_steps::<F, H, L2>(ctx);
-    // The program sets the mark of a redirected reply after all steps: re-injected fragments are clones of the same
-    // skb, and a clone that the stack forwards must not have the mark.
+    // The program sets the mark of a redirected reply only after all steps. Earlier steps may re-inject fragments as
+    // clones of the same skb, and a clone that the stack forwards must not have the mark.
     if H::ON_ARRIVAL
         && H::SIDE == SOURCE
         && verdict::is_redirect(action)
@@ -121,8 +121,8 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
     // The record of a dropped first fragment is kept, so that the later fragments are dropped as well.
     let is_dropped = verdict.is_drop();
-    // The verdict is converted to an action before the branches: without `CAP_PERFMON`, the verifier no longer knows
-    // the bounds of the drop reason's number after the branches.
+    // The verdict is converted to an action before the branches. After the branches, the verifier no longer knows the
+    // bounds of the reason's number, and rejects the program if the loader lacks `CAP_PERFMON`.
     let action = trace::decide(verdict);
     if !is_first || is_dropped {
         return action;

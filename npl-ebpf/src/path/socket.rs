@@ -79,9 +79,9 @@ pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let direct = SocketFlow { socket: socket(ctx), pod: nat };
     let known = A::Family::socket_rnat(&direct);
     let nat = &direct.pod;
-    // If [`reply`] has recorded that this socket received a datagram from the call's destination address and port, the
-    // socket now answers that datagram. The sender is a client that the Node masquerades, such as a client of a
-    // Service's `nodePort`. The answer belongs to this client, not to the Pod whose mapping has the same node port.
+    // If [`reply`] has recorded that this socket received a datagram from the destination of this call, the socket now
+    // answers that datagram. The destination is then a client that the Node masquerades, such as a client of a
+    // Service's `nodePort`. The answer must reach this client, not the Pod whose mapping has the same node port.
     if kind == Call::Send && known.as_ref().is_some_and(|sender| sender.is_same(nat)) {
         return;
     }
@@ -126,9 +126,10 @@ pub fn release(ctx: &SockContext) {
     }
 }
 
-/// Replaces the Pod's address by the address that the client connected to. At `recvmsg`, also records a sender with a
-/// node address and a port of the node port range, so that answers to this sender are not translated. If the socket has
-/// sent through a mapping, the program does not record the sender.
+/// Replaces the Pod's address by the address that the client connected to. At `recvmsg`, the sender may also be a
+/// masqueraded client, with a node address and a port of the node port range. The program records this sender, so that
+/// the socket's answers to the sender are not translated. If the socket has sent through a mapping, the program does
+/// not record the sender.
 #[inline(always)]
 pub fn reply<A: AddressField>(ctx: &SockAddrContext, kind: ReplyCall) {
     let call = ctx.sock_addr;
@@ -185,18 +186,18 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
         unmapped::record::<F>(frontend);
         return None;
     };
-    // The program checks whether the allow-list contains the address that the client connects to, not the client's own
-    // address (docs/operate.md): for a connection from the Node to a node address, the kernel also chooses this address
-    // as the source.
+    // The program compares the allow-list with the address that the client connects to, not with the client's own
+    // address (docs/operate.md). For a connection from the Node to a node address, the two addresses are equal, because
+    // the kernel chooses the node address as the source.
     if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
 }
 
 /// Removes the entry of a Pod that a socket has reached through a mapping, because the socket now connects or sends to
 /// the Pod directly.
 ///
-/// At `sendmsg`, the program keeps the entry of a connected socket. For an IPv6 UDP socket that is connected to an IPv4
-/// Pod, the kernel runs the IPv4 program with the Pod's address at each send. This address therefore does not show
-/// whether the client connected through a mapping.
+/// At `sendmsg`, the program keeps the entry of a connected socket: the Pod's address in the call does not show whether
+/// the client connected through a mapping. For an IPv6 UDP socket that is connected to an IPv4 Pod, the kernel runs the
+/// IPv4 program with the Pod's address at each send, also if the client connected through a mapping.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, flow: &SocketFlow<F>) {
     if kind == Call::Connect || !is_connected(ctx) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Translates fast-path requests at the XDP hook, before the kernel allocates an skb. The program translates or drops a
-//! fast-path request; frames that it neither translates nor drops pass unchanged to the program at TC ingress. A
-//! translated frame has the Pod's address as destination, so the program at TC ingress passes the frame unchanged, like
-//! a direct packet to the Pod.
+//! Translates or drops fast-path requests at the XDP hook, before the kernel allocates an skb. All other frames pass
+//! unchanged to the program at TC ingress. A translated frame also reaches the program at TC ingress. This program
+//! passes the frame unchanged, like a direct packet to the Pod, because the destination is the Pod's address.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_PRE_TC_DEVICES};

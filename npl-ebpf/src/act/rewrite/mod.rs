@@ -5,9 +5,10 @@
 //! A rewrite of TCP or UDP updates the transport checksum, `skb->csum` and, in IPv4, the IP header checksum. With
 //! checksum offload, the transport checksum field contains only the sum of the pseudo-header, and hardware completes
 //! the checksum. `__sk_buff` does not show whether a packet uses checksum offload. If the checksum field of a request
-//! certainly contains a complete checksum, the program updates the field without a helper, because helper calls are the
-//! largest part of a rewrite's cost. In other packets, the kernel's helper updates the field for the new address, and
-//! the result shows whether the field contains a complete checksum or a pseudo-header sum ([`csum::field_kind`]).
+//! certainly contains a complete checksum, the program updates the field without the kernel's helper, because a rewrite
+//! spends most of its time in helpers. For other packets, the helper updates the field for the new address. The program
+//! then compares the new and the old value: the difference shows whether the field contains a complete checksum or a
+//! pseudo-header sum ([`csum::field_kind`]).
 //!
 //! SCTP's checksum does not cover the addresses, so only a change of the ports changes the checksum. With checksum
 //! offload, the SCTP checksum field is 0, and stays 0.
@@ -159,9 +160,9 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const SIDE: bool, const L2: usiz
     if !FAST_PATH {
         return store(ctx, headers.l4, &transport, flags);
     }
-    // Requests are written directly, because a helper call costs as much as the rest of the program. Replies are
-    // written by helpers: if the reply program had direct writes, the kernel would copy the headers of every packet
-    // that a socket still references, even of packets that match no mapping.
+    // The program writes requests directly, because a helper call costs as much as the rest of the program. The program
+    // writes replies by a helper. If the reply program contained direct writes, the kernel would copy the headers of
+    // every packet that a socket still references, even if the packet matches no mapping.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if SIDE == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -337,9 +338,9 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
-/// Returns whether the transport checksum field certainly contains a complete checksum: with checksum offload, the
-/// field would be the pseudo-header sum, but the field differs from this sum. Returns `false` for a GSO packet, because
-/// the length in the pseudo-header of a GSO packet is unknown.
+/// Returns whether the transport checksum field certainly contains a complete checksum. With checksum offload, the
+/// field contains the pseudo-header sum, so a field with any other value contains a complete checksum. Returns `false`
+/// for a GSO packet, because the program does not know the length in the pseudo-header of a GSO packet.
 ///
 /// One complete checksum in 65 535 equals the pseudo-header sum by chance; the kernel's helper then updates the field.
 #[inline(always)]
