@@ -111,9 +111,9 @@ pub struct TableSizes {
 
 impl TableSizes {
     /// Computes the sizes for a machine. The default number of flows is the largest power of two within
-    /// [`DEFAULT_FLOWS`] for which the machine has at least 24 KiB of memory per flow (three quarters of
-    /// [`MEMORY_PER_FLOW`]), and for which all maps and the agent together fit into the memory limit of the chart's
-    /// container. If no number meets both conditions, the default is the smallest number in [`DEFAULT_FLOWS`].
+    /// [`DEFAULT_FLOWS`] that meets two conditions. The machine has at least 24 KiB of memory per flow (three quarters
+    /// of [`MEMORY_PER_FLOW`]). All maps and the agent together fit into the memory limit of the chart's container. If
+    /// no number meets both conditions, the default is the smallest number in [`DEFAULT_FLOWS`].
     pub fn of(machine: Machine, max_flows: MaxFlows) -> Self {
         let Machine { possible_cpus, memory, page } = machine;
         if let MaxFlows::Flows(flows) = max_flows {

@@ -61,9 +61,9 @@ fn lower_device(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|it| if let LinkAttribute::Link(index) = it { Some(*index) } else { None })
 }
 
-/// Returns the ifindex of a device's master, such as a bond or a bridge, if the device may send packets out of the
-/// Node: a physical device, or a virtual device such as a VLAN, a macvlan or a bond. Returns `None` if the device has
-/// no master, or is of a kind that serves Pods, virtual machines or tunnels, such as veth.
+/// Returns the ifindex of a device's master, such as a bond or a bridge. The device must be able to send packets out of
+/// the Node: a physical device, or a virtual device such as a VLAN, a macvlan or a bond. Returns `None` if the device
+/// has no master, or is of a kind that serves Pods, virtual machines or tunnels, such as veth.
 pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
     let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
     link.attributes

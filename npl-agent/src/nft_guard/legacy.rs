@@ -82,8 +82,8 @@ fn read_by(table: &str, mut ask: impl FnMut(libc::c_int, &mut [u8]) -> io::Resul
 }
 
 /// Returns whether the rules contain a chain whose name begins with this prefix, or a jump to such a chain. The prefix
-/// counts only after a control character (below 0x20): in the kernel's layout, a name is at the beginning of a field,
-/// and a printable character before the prefix means that the prefix is in the middle of a longer text.
+/// counts only after a control character (below 0x20), because in the kernel's layout, a name is at the beginning of a
+/// field. After a printable character, the prefix is in the middle of a longer text.
 pub(super) fn names(rules: &[u8], prefix: &str) -> bool {
     let prefix = prefix.as_bytes();
     let mut ends = rules.windows(prefix.len() + 1);

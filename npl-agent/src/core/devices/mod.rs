@@ -252,8 +252,8 @@ impl UplinkReason {
     }
 
     /// Whether clients can send to the Node's published address through an uplink with this reason. [`Self::IsTunnel`]
-    /// means that this address is not on the tunnel, and that no default route leads through the tunnel: replies to
-    /// Pods of other Nodes leave through the tunnel, but clients do not send their requests to the tunnel.
+    /// means that this address is not on the tunnel, and that no default route leads through the tunnel. Replies to
+    /// Pods of other Nodes leave through such a tunnel, but clients do not send requests to the tunnel.
     pub const fn reaches_clients(self) -> bool {
         !matches!(self, Self::IsTunnel)
     }

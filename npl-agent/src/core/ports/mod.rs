@@ -245,8 +245,9 @@ impl PortTable {
         }
     }
 
-    /// Whether a Pod may claim the node port: the port is in the range, no other process uses the port, the port has no
-    /// claim yet, and no other Pod has a claim to the port's number for any protocol or family.
+    /// Whether a Pod may claim the node port. The port must be in the range, no other process may use the port, and the
+    /// port must have no claim yet. Also, no other Pod may have a claim to the port's number, for any protocol or
+    /// family.
     pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
         let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
         self.is_available(frontend)

@@ -86,9 +86,9 @@ pub(crate) fn run(steps: Vec<Step>) -> Vec<String> {
     chaos.world.state.problems().map(|problem| problem.to_string()).collect()
 }
 
-/// Puts a Pod as the API server could report it: the API server does not change the uid, the ports and the host network
-/// of an existing Pod, and a Pod that has finished or is being deleted stays so. Only the agent writes the annotation,
-/// unless `pod` has an annotation.
+/// Puts a Pod with a state that the API server could report. The API server does not change the uid, the ports and the
+/// host network of an existing Pod. A Pod that has finished or is being deleted stays in this state. Only the agent
+/// writes the annotation, unless `pod` has an annotation.
 fn put(chaos: &mut Chaos, mut pod: Pod) {
     let (key, annotation) = (pod.key.clone(), pod.annotation.take());
     if let Some(former) = chaos.world.pods.get(&key).filter(|former| former.uid == pod.uid) {

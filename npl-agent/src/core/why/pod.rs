@@ -282,9 +282,9 @@ impl PodFacts<'_> {
         LinkReport::broken(Link::Device, NO_UPLINK, pages::DOCTOR)
     }
 
-    /// Returns a chain for each port of the Service that gets no node port for this Pod. The possible causes are that
-    /// the agent does not serve the protocol, that the Pod has no port with the name of the target port, or that the
-    /// Pod or the Node has no address of the IP family.
+    /// Returns a chain for each port of the Service that gets no node port for this Pod. There are three possible
+    /// causes: the agent does not serve the protocol, the Pod has no port with the name of the target port, or the Pod
+    /// or the Node has no address of the IP family.
     fn unresolved(&self, common: &[LinkReport], service: &Service, only_port: Option<PodPort>) -> Vec<Chain> {
         let settings = &self.state.settings;
         let mut chains = Vec::new();
