@@ -39,8 +39,8 @@ impl Numbers {
         Self(high | low)
     }
 
-    /// Returns the word that the reply cache stores beside the numbers of a client's SCTP packet: in the high half,
-    /// half of a checksum over the numbers, the key, the entry and the verification tag; in the low half, the
+    /// Returns the word that the reply cache stores beside the numbers of a client's SCTP packet. The high half is one
+    /// half of a checksum over the numbers, the key, the entry and the verification tag. The low half is the
     /// verification tag.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]

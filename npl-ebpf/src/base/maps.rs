@@ -207,9 +207,9 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// The `CRC32c` table, which the agent writes at its start. Each element has only one word: a program would address the
-/// words of a larger element by a variable offset, and without `CAP_PERFMON`, the verifier would check the rest of the
-/// program once for each value of the offset.
+/// The `CRC32c` table, which the agent writes at its start. Each element has only one word. A program would address the
+/// words of a larger element by a variable offset. If the loader lacks `CAP_PERFMON`, the verifier would check the rest
+/// of the program once for each value of the offset.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
