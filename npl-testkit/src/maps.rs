@@ -62,9 +62,9 @@ pub fn empty(pin: &Path) -> Result<()> {
     emptied.with_context(|| format!("empty {}", pin.display()))
 }
 
-/// Removes all elements. Reads the key of the next element before it removes an element: for a removed key, the kernel
-/// would return the first key of the table, and search all empty buckets before this key, which takes quadratic time
-/// for a large table.
+/// Removes all elements. Reads the key of the next element before it removes an element. For the successor of a removed
+/// key, the kernel would return the first key of the table. To find the first key, the kernel searches all empty
+/// buckets before this key, which would take quadratic time for a large table.
 fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let map = map.cast_unsigned();
     let (mut first, mut second) = (vec![0_u8; key_size], vec![0_u8; key_size]);

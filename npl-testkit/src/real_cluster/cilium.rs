@@ -43,9 +43,9 @@ const FILES: [&str; 4] = ["daemon", "cilium-cni", "crds", "bpf"];
 const UPLINK_PROGRAMS: [(TcAttachType, &str); 2] =
     [(TcAttachType::Ingress, "cil_from_netdev"), (TcAttachType::Egress, "cil_to_netdev")];
 
-/// The directory for temporary files of Cilium's agent inside the Node. This directory and the directory of the CNI
-/// settings are on different mounts, so that the agent cannot rename a temporary file into the directory of the CNI
-/// settings, and instead creates the settings file there. containerd would ignore a renamed file.
+/// The directory for temporary files of Cilium's agent inside the Node. containerd ignores a settings file that is
+/// renamed into the directory of the CNI settings. This directory and the directory of the CNI settings are therefore
+/// on different mounts: Cilium's agent cannot rename its temporary file, and creates the settings file in place.
 const AGENT_TEMPORARY: &str = "/var/lib/cilium-temporary";
 
 /// The same directory, relative to the Node's directory.

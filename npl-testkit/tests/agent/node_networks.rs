@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests Nodes whose network differs from a single uplink with the Node's address and the default route: bridges with a
-//! physical port, a second address with a routing table of its own, and Pods on the Node's own network. Each test
-//! compares the outcome of clients' requests with the annotation or with the doctor's findings.
+//! Tests Nodes whose network is not just a single uplink with the Node's address and the default route. The Nodes have
+//! a bridge with a physical port, a second address with its own routing table, or Pods on the Node's own network. Each
+//! test compares the outcome of clients' requests with the annotation or with the doctor's findings.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

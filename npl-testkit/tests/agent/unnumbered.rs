@@ -22,8 +22,8 @@ const NODE_ON_LOOPBACK: &str = "addr flush dev eth0 scope global\n\
                                 addr add fe80::a/64 dev eth0 nodad\n\
                                 addr add fe80::a/64 dev eth1 nodad";
 
-/// Routes to the clients' networks, as a BGP daemon adds them: the next hop on `eth0` is a link-local IPv6 address, also
-/// for IPv4, and the next hops on `eth1` are global addresses that no route of `eth1` covers.
+/// Routes to the clients' networks, as a BGP daemon adds them. The next hop on `eth0` is a link-local IPv6 address,
+/// also for IPv4. The next hops on `eth1` are global addresses that no route of `eth1` covers.
 const ROUTES_OF_BGP: &str = "route add 198.51.100.0/24 src 192.0.2.10 via inet6 fe80::b dev eth0\n\
                              route add 2001:db8:0:2::/64 src 2001:db8:0:1::10 via fe80::b dev eth0\n\
                              route add 203.0.113.0/24 src 192.0.2.10 via 203.0.113.2 dev eth1 onlink\n\

@@ -67,8 +67,8 @@ fn computed_memory_of_each_map_is_what_the_kernel_allocates() {
                 let allocated = text.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap();
                 let allocated: u64 = allocated.trim().parse().unwrap();
                 assert!(computed + STRUCTURE >= allocated, "{name}: {computed} computed, {allocated} allocated");
-                // The computed size may be up to twice the allocated size: the computation rounds the number of
-                // elements of an array up to a power of two, but the kernel rounds this number up only for a process
+                // The computed size may be up to twice the allocated size. The computation always rounds the number of
+                // elements of an array up to a power of two; the kernel rounds this number up only for a process
                 // without CAP_PERFMON.
                 assert!(computed <= 2 * allocated + STRUCTURE, "{name}: {computed} computed, {allocated} allocated");
             }

@@ -102,8 +102,8 @@ fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Tar
 }
 
 /// Applies the forwarding mode, or the changed MTU of a device, after all connections are closed. Otherwise, a rule
-/// would drop the FIN of an open connection: while the agent changes the next hops, the FIN would pass through the
-/// stack, where kernel conntrack has no entry for a redirected connection and classifies the FIN as invalid.
+/// would drop the FIN of an open connection. While the agent changes the next hops, the FIN would pass through the
+/// stack. Kernel conntrack has no entry for a redirected connection, and would classify the FIN as invalid.
 fn switch(world: &mut World, forwarding: Forwarding) {
     world.wait_for_closed_connections();
     world.follow(forwarding);
