@@ -275,8 +275,8 @@ pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
     absorb(flow, 2 << 32 | acknowledgement as u64)
 }
 
-/// The key of a mid-stream entry, which a client's segment in the middle of a connection opens: a hash of the flow's
-/// hash alone, because the numbers of a reply are only near the numbers of the client's segment.
+/// The key of a mid-stream entry, which a client's segment in the middle of a connection opens. The key is a hash of
+/// the flow's hash alone, because the numbers of a reply are only near the numbers of the client's segment.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a function call in the packet path costs more than the function's body")]
 pub const fn mid_stream_key(flow: u64) -> u64 {
@@ -905,9 +905,8 @@ mod tests {
             }
         }
 
-        /// [`Numbers::admit`] accepts a Pod's segment with the flag ACK if and only if the segment's sequence number is
-        /// within [`Numbers::WINDOW`] of the client's acknowledgement number, and the segment's acknowledgement number
-        /// is within [`Numbers::WINDOW`] of the client's sequence number.
+        /// [`Numbers::admit`] accepts a Pod's segment with the flag ACK if and only if each side's sequence number is
+        /// within [`Numbers::WINDOW`] of the other side's acknowledgement number.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

@@ -27,8 +27,8 @@ pub const ELEMENTS: u32 = FRAGMENTS + 3;
 /// Number of slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
 /// Time in nanoseconds for which a waiting first fragment keeps its slot. A flood of fragments evicts no waiting
-/// fragment: while the slot is occupied, the first fragment of another datagram with the same slot does not wait, and
-/// the program estimates the length of this datagram from its chunks.
+/// fragment. While the slot is occupied, the first fragment of another datagram with the same slot does not wait: the
+/// program estimates the length of this datagram from its chunks.
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited for the last fragment, and is being
 /// re-injected.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Socket reverse NAT: for a client on the Node or in one of its Pods (a local client), the programs make `getpeername`
-//! and `recvmsg` return the address that the client connected to, in place of the Pod's address. If the entry of a
-//! socket is lost, the connection continues, but the client sees the Pod's address.
+//! Socket reverse NAT for local clients, which run on the Node or in its Pods: `getpeername` and `recvmsg` return the
+//! address that the client connected to, in place of the Pod's address. If the entry of a socket is lost, the
+//! connection continues, but the client sees the Pod's address.
 //!
 //! For each socket, the map also contains a list of the socket's peers, in entries with Pod port 0 in their keys. The
 //! first entry of the list has the socket's most recent Pod as value. If the socket has further peers, each other entry

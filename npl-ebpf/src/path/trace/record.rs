@@ -365,9 +365,9 @@ const MISSES_CLIENT: u64 = 2;
 /// The function is not inlined, so that the stack contains the values of only one address and port at a time.
 #[inline(never)]
 fn misses_of(filter: *const TraceFilter, end: *const PacketEnd) -> u64 {
-    // SAFETY: only `npl-agent trace` writes the fields that this function reads; if a field changes during the read,
-    // the program may record a packet that the filter does not select, or omit a packet that the filter selects. `end`
-    // is in this CPU's element, which no other program writes during this call.
+    // SAFETY: only `npl-agent trace` writes the fields that this function reads. If a field changes during the read,
+    // the program may record or omit a packet contrary to the filter. `end` is in this CPU's element, which no other
+    // program writes during this call.
     let (filter, end) = unsafe { (&*filter, &*end) };
     // The comparisons are not in a loop: without `CAP_PERFMON`, the verifier rejects an instruction that adds different
     // offsets to a pointer on different paths. Each `black_box` prevents the compiler from loading the next endpoint of

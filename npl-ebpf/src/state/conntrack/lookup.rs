@@ -61,10 +61,11 @@ impl<F: Family> Flow<'_, F> {
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// Returns the half-open entry by which a Pod's packet is translated: the entry in the flow's own slot or, in UDP,
-    /// in the flow's datagram slot; otherwise an entry that matches the packet's sequence and acknowledgement numbers.
-    /// `sctp_numbers` returns the numbers of an SCTP packet. If these numbers answer the client's packet that opened
-    /// the mid-stream entry, this entry becomes the two entries of a handshake.
+    /// Returns the half-open entry by which a Pod's packet is translated. The function first looks for an entry in the
+    /// flow's own slot. Otherwise, it looks for an entry in the flow's datagram slot (UDP), or for an entry that
+    /// matches the packet's sequence and acknowledgement numbers (TCP, SCTP). `sctp_numbers` returns the numbers of an
+    /// SCTP packet. If these numbers answer the client's packet that opened the mid-stream entry, this entry becomes
+    /// the two entries of a handshake.
     #[inline(always)]
     pub fn half_open_of_reply(
         &self,

@@ -166,9 +166,9 @@ impl<'k, F: Family> Flow<'k, F> {
     /// not translate them.
     ///
     /// If the flow's slot in the half-open cache is empty, the function does not look up the flow table, because the
-    /// table then usually has no entry of the flow. In two cases, the table has an entry although the slot is empty:
-    /// the agent has copied the entry from the map of an earlier agent, or another flow has overwritten the slot and
-    /// was then removed.
+    /// table then usually has no entry of the flow. In two cases, the table has an entry although the slot is empty.
+    /// The agent may have copied the table's entry from the map of an earlier agent, or another flow may have
+    /// overwritten the slot before that flow was removed.
     #[inline(always)]
     pub fn remove_if_direct(&self) {
         let entry = self.entry.load();
@@ -459,9 +459,9 @@ impl<'k, F: Family> Flow<'k, F> {
         endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
-        // An entry in the half-open cache may have the phase "established", although the caller has found no entry of
-        // this Pod in the flow table: the kernel has evicted the table's entry, or that entry belongs to an earlier
-        // Pod.
+        // The caller has found no entry of this Pod in the flow table, but the entry in the half-open cache may
+        // nevertheless have the phase "established". In this case, the kernel has evicted the table's entry, or the
+        // table's entry belongs to an earlier Pod.
         let (state, _) = step(State::half_open(half_open::phase(entry)), Event::Eviction);
         let (state, action) = step(state, Event::from_pod(self.protocol, reply.flags, true));
         match action {
