@@ -3,9 +3,9 @@
 //! limit of open files (`RLIMIT_NOFILE`). Each interface has its own maximum, so that idle connections to one interface
 //! do not take the descriptors of the other interfaces.
 
-/// The number of file descriptors that the feed needs in addition to the descriptors of the connections within the
-/// limits: log, timers, listening sockets, watches, token and TLS files, and one accepted connection of each interface
-/// above the interface's limit.
+/// The number of file descriptors that the feed needs besides those of the connections within the limits. The feed
+/// needs these descriptors for the log, timers, listening sockets, watches, token and TLS files, and for one accepted
+/// connection of each interface above the interface's limit.
 const RESERVED: u64 = 64;
 
 /// The maximum number of connections of each kind.

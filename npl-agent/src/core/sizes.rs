@@ -273,8 +273,9 @@ mod tests {
         assert_eq!(auto(768, 4096 * GIB).flows, 262_144, "the container's memory limit does not reduce the default");
     }
 
-    /// The ring buffer is the only map whose memory depends on the page size: with pages of 64 KiB instead of 4 KiB,
-    /// its three metadata pages are larger, and it has pointers to fewer data pages.
+    /// The memory of the ring buffer depends on the page size; the memory of all other maps does not. With pages of 64
+    /// KiB instead of 4 KiB, the three metadata pages of the ring buffer are larger, and the buffer has pointers to
+    /// fewer data pages.
     #[test]
     fn only_the_ring_buffer_depends_on_the_size_of_a_page() {
         let of = |page| TableSizes::of(Machine { page, ..machine(8, 8 * GIB) }, MaxFlows::Auto);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads kernel conntrack: the connections to node ports that kernel conntrack translates because of rules of other
-//! software, such as the rules that Antrea's agent leaves behind, and the numbers of packets and bytes of each
-//! connection.
+//! Reads kernel conntrack. Finds the connections to node ports that rules of other software translate, such as the
+//! rules that Antrea's agent leaves behind. Also reads the numbers of packets and bytes of each connection.
 
 use std::{
     collections::BTreeMap,

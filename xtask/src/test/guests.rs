@@ -22,8 +22,8 @@ use crate::{build, paths};
 /// the guests, which run at the same time, take about 13 minutes; all packet tests under one kernel take an hour.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_mins(75);
 
-/// The prefix of the names of three tests that load every kernel program: one test with the capabilities of the agent,
-/// one with the capabilities of `npl-agent load`, and one while the kernel blinds the constants of programs.
+/// The prefix of the names of three tests that load every kernel program. One test has the capabilities of the agent,
+/// one has the capabilities of `npl-agent load`, and in one, the kernel blinds the constants of programs.
 pub(super) const LOADING_TESTS: &str = "every_program_loads";
 
 /// Parts of the names of tests that a brief run leaves out: tests that run a kernel program on single packets, and slow

@@ -37,9 +37,9 @@ struct Header {
     seen: IpAddr,
 }
 
-/// Depending on the command, runs the echo server, sends requests to an echo server, sends one request on an open
-/// connection for each line of standard input, prints the addresses of this network namespace, or waits until the
-/// process is killed.
+/// Runs one command of `npl-agent echo`: the echo server, a client of an echo server, or a client that sends one
+/// request on an open connection for each line of standard input. Two other commands print the addresses of this
+/// network namespace, or wait until the process is killed.
 ///
 /// # Errors
 ///
