@@ -2,10 +2,10 @@
 //! Reuses the control planes of earlier tests. A start takes more than two seconds of processor time; the removal of an
 //! earlier test's objects takes a few hundredths of a second.
 //!
-//! A test never sees objects of an earlier test: a control plane is reused only if the earlier test has passed, and has
-//! only created Services, and objects that the API server itself does not act on. These objects are deleted, and the
-//! control plane is reused only when the API server no longer returns them. If the earlier test has changed anything
-//! else, such as RBAC rules or admission webhooks, the control plane is stopped.
+//! A test never sees objects of an earlier test. A control plane is reused only if the earlier test has passed. Also,
+//! the earlier test must have created no objects except Services, and objects that the API server itself does not act
+//! on. These objects are deleted, and the control plane is reused only when the API server no longer returns them. If
+//! the earlier test has changed anything else, such as RBAC rules or admission webhooks, the control plane is stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;

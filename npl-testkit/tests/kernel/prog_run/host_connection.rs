@@ -349,9 +349,9 @@ fn translated_replies_create_no_host_connection() {
     });
 }
 
-/// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. If the egress program recorded the
-/// SYN-ACK as a packet of a host connection, the ingress program would pass the client's packets to the host as soon as
-/// other flows overwrite the handshake's entries in the half-open cache.
+/// A program on an upper device, such as a VLAN device, has translated the SYN-ACK. The egress program must not record
+/// the SYN-ACK as a packet of a host connection. With such a record, the ingress program would pass the client's
+/// packets to the host as soon as other flows overwrite the handshake's entries in the half-open cache.
 #[test]
 fn translated_syn_ack_creates_no_host_connection() {
     with_mappings(|lab| {

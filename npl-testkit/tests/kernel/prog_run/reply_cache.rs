@@ -98,8 +98,8 @@ fn second_reply_uses_the_reply_cache() {
     });
 }
 
-/// A cached reply must expire, so that the program looks up the flow table again: the flow table evicts the entries
-/// that were least recently looked up, so an entry in use must be looked up regularly.
+/// A cached reply must expire, so that the program looks up the flow table again. The flow table evicts the entries
+/// that were least recently looked up, so a program must regularly look up an entry that is in use.
 #[test]
 fn reply_cache_entry_expires_and_the_flow_table_is_looked_up_again() {
     with_mappings(|lab| {
@@ -170,8 +170,8 @@ fn replies_are_counted_for_a_remaining_mapping_at_once() {
 
 /// The next new node address gets the index of a removed one. Replies of an earlier flow must still come from the
 /// removed address, so a cached reply must not use the address that now has the index. The agent also clears the flow's
-/// slot of the half-open cache, but another processor may write a word that it has read before: the test restores the
-/// slot, so that only the epoch invalidates the cached reply.
+/// slot of the half-open cache, but another processor may restore a word that the processor has read before. The test
+/// restores the slot in the same way, so that only the epoch invalidates the cached reply.
 #[test]
 fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
     with_mappings(|lab| {
