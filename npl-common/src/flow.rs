@@ -95,7 +95,8 @@ map_type! {
         /// the first such refresh, the field contains the sequence number of the client's segment that established the
         /// flow. A client's FIN or RST counts only if its sequence number is near the number in this field. For SCTP,
         /// the field contains the verification tag of the client's packet that established the flow; a client's ABORT,
-        /// SHUTDOWN or SHUTDOWN ACK counts only with a tag near this tag. For UDP, the field is 0.
+        /// SHUTDOWN or SHUTDOWN ACK counts only with a tag near this tag. If the packet that established the
+        /// association had no proof, the field contains half of the flow's hash. For UDP, the field is 0.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,

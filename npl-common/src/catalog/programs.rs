@@ -110,8 +110,8 @@ pub const PROGRAM_LIST: &[Program] = &[
         "npl_release",
         "cgroup v2, `sock_release`",
         CGROUP,
-        "When a socket is closed, removes two of its socket reverse NAT entries: the entry that names the Pod to which \
-         the socket last connected or sent, and the entry of this Pod.",
+        "When a socket is closed, removes the socket's reverse NAT entries of up to 16 peers, and the list of these \
+         peers.",
     ),
     program("npl_recvmsg4", "cgroup v2, `recvmsg4`", CGROUP, SHOW_PEER),
     program("npl_recvmsg6", "cgroup v2, `recvmsg6`", CGROUP, SHOW_PEER),
