@@ -219,7 +219,7 @@ pub struct RunArgs {
     pub node_ip: NodeIpSource,
 
     /// Use keys of this domain: the annotations DOMAIN/enabled and DOMAIN/allowed-source-ranges of Services, the
-    /// annotation DOMAIN of Pods, and the readiness gate DOMAIN/published.
+    /// annotations DOMAIN and DOMAIN/requested-node-ports of Pods, and the readiness gate DOMAIN/published.
     #[arg(
         long, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN", default_value = "nodeportlocal.antrea.io",
         value_parser = value::domain
@@ -249,6 +249,12 @@ pub struct RunArgs {
     /// protocol of an entry, such as AKO and F5 CIS.
     #[arg(long, env = "NPL_PROTOCOL_PAIRING", value_name = "separate|merged", default_value = "separate")]
     pub protocol_pairing: ProtocolPairing,
+
+    /// Let a Pod choose its node ports with the annotation DOMAIN/requested-node-ports, for example
+    /// `8080=61005,53/udp=61006`. A Pod gets a requested node port of --port-range only if the node port is free. Anyone
+    /// who may create Pods can then take any free node port. Without this flag, requests have no effect.
+    #[arg(long, env = "NPL_REQUESTED_NODE_PORTS")]
+    pub requested_node_ports: bool,
 
     /// Keep translating a mapping for this long after its annotation entry was removed, so that load balancers can
     /// drain its connections. Give numbers with the units ms, s, m and h, for example 1m30s, at most a day.

@@ -122,6 +122,7 @@ impl TryFrom<RunArgs> for Config {
             service_selector,
             annotation_format,
             protocol_pairing,
+            requested_node_ports,
             drain,
             quarantine,
             resync,
@@ -151,6 +152,7 @@ impl TryFrom<RunArgs> for Config {
             protocols: protocols.into_iter().collect(),
             drain_millis: millis(drain),
             quarantine_millis: millis(quarantine),
+            requested_node_ports,
             is_retiring: retire,
         };
         Ok(Self {

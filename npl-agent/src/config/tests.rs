@@ -67,6 +67,12 @@ fn protocol_pairing_is_separate_or_merged() {
 }
 
 #[test]
+fn node_ports_can_be_requested_only_with_the_flag() {
+    assert!(!config(&[]).unwrap().settings.requested_node_ports);
+    assert!(config(&["--requested-node-ports"]).unwrap().settings.requested_node_ports);
+}
+
+#[test]
 fn unset_flags_have_their_documented_defaults() {
     let config = config(&[]).unwrap();
     assert_eq!(config.settings.port_range.to_string(), "61000-62000");

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The fuzz target `annotation`: the mapping annotation of a Pod, and a Service's list of allowed sources.
+//! The fuzz target `annotation`: the mapping annotation of a Pod, the node ports that a Pod requests, and a Service's
+//! list of allowed sources.
 
 use std::collections::BTreeSet;
 
 use super::{Input, assert_is_one_line};
 use crate::core::{
     model::{
-        Family,
+        Family, Protocol,
+        node_port_requests::{MAX_REQUESTS, NodePortRequests},
         settings::{AnnotationFormat, ProtocolPairing},
         sources::{AllowList, MAX_RANGES, SourceRange},
     },
     publish::{
         annotation::{Entry, SeenEntry, Style, encode, is_right, published, published_entries, seen_entries},
         problem::Cause,
+        request_problem::RequestProblem,
     },
 };
 
@@ -30,6 +33,7 @@ pub fn annotation(bytes: &[u8]) {
     let text = input.text();
     check_mappings(&text, Style { format: FORMATS[choice % FORMATS.len()], pairing });
     check_allow_list(&text);
+    check_requests(&text);
 }
 
 fn check_mappings(text: &str, style: Style) {
@@ -85,6 +89,34 @@ fn check_allow_list(text: &str) {
     assert_eq!(AllowList::read(&shown.join(",")), again, "the ranges change if they are written and read");
     if let Some(unreadable) = list.unreadable {
         let problem = Cause::UnreadableSource(unreadable).to_string();
+        assert_is_one_line(&problem);
+        assert!(problem.len() <= EVENT_BYTES, "{problem}");
+    }
+}
+
+fn check_requests(text: &str) {
+    let requests = NodePortRequests::read(text);
+    let all: Vec<_> = requests.iter().collect();
+    assert!(all.len() <= MAX_REQUESTS);
+    for (pod_port, protocol, node_port) in &all {
+        assert!(pod_port.0 != 0 && node_port.0 != 0, "port 0: {all:?}");
+        let of = |protocol| requests.of(*pod_port, protocol);
+        assert!(Protocol::ALL.into_iter().any(|any| of(any) == Some(*node_port)) || protocol.is_none(), "{all:?}");
+        let same_number = all.iter().filter(|(_, _, number)| number == node_port);
+        assert!(same_number.into_iter().all(|(other, ..)| other == pod_port), "two Pod ports request {node_port}");
+    }
+    let shown: Vec<String> = all
+        .iter()
+        .map(|(pod_port, protocol, node_port)| match protocol {
+            Some(protocol) => format!("{pod_port}/{protocol}={node_port}"),
+            None => format!("{pod_port}={node_port}"),
+        })
+        .collect();
+    let again = NodePortRequests::read(&shown.join(","));
+    assert_eq!(again.iter().collect::<Vec<_>>(), all, "the requests change if they are written and read");
+    assert_eq!(again.fault(), None);
+    if let Some(fault) = requests.fault() {
+        let problem = Cause::NodePortRequest(RequestProblem::Faulty(fault.clone())).to_string();
         assert_is_one_line(&problem);
         assert!(problem.len() <= EVENT_BYTES, "{problem}");
     }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::core::model::{
     ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
-    ServiceType, ServiceUid, TargetPort, sources::AllowList,
+    ServiceType, ServiceUid, TargetPort, node_port_requests::NodePortRequests, sources::AllowList,
 };
 
 /// The keys of NPL's annotations and of its readiness gate. All keys begin with the domain of `--annotation-domain`.
@@ -28,6 +28,8 @@ pub struct AnnotationKeys {
     pub allowed_sources: String,
     /// Annotation of a Pod, in which the agent publishes the mappings of the Pod's ports.
     pub mapping: String,
+    /// Annotation of a Pod: the node ports that the Pod requests.
+    pub requests: String,
     /// The readiness gate of a Pod, and the condition of the same name. The agent sets the condition to `True` once the
     /// Pod's mappings are published, or once the containers of a Pod without mappings are ready.
     pub gate: String,
@@ -40,6 +42,7 @@ impl AnnotationKeys {
             enabled: format!("{domain}/enabled"),
             allowed_sources: format!("{domain}/allowed-source-ranges"),
             mapping: domain.to_owned(),
+            requests: format!("{domain}/requested-node-ports"),
             gate: format!("{domain}/published"),
         }
     }
@@ -94,6 +97,7 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     let PodObject { metadata, spec, status } = object;
     let key = key(&metadata.object)?;
     let ObjectMeta { uid, resource_version, labels, annotations, .. } = metadata.object;
+    let mut annotations = annotations.unwrap_or_default();
     let mut skipped = Vec::new();
     let object = Pod {
         key,
@@ -106,7 +110,8 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
         gate: gate(&spec, &status, keys),
         ips: pod_ips(status, &mut skipped),
         ports: pod_ports(spec, &mut skipped),
-        annotation: annotations.unwrap_or_default().remove(&keys.mapping),
+        requests: annotations.get(&keys.requests).map(|text| NodePortRequests::read(text)).unwrap_or_default(),
+        annotation: annotations.remove(&keys.mapping),
         annotation_manager: annotation_manager(metadata.annotation_managers, keys),
     };
     Some(Converted { object, skipped })

@@ -38,7 +38,9 @@ fn all_used_fields_of_a_pod_are_converted() {
     let object = json!({
         "metadata": {
             "name": "web-0", "namespace": "default", "uid": "u-1", "resourceVersion": "17",
-            "labels": { "app": "web" }, "annotations": { "nodeportlocal.antrea.io": "[]", "other": "x" },
+            "labels": { "app": "web" }, "annotations": {
+                "nodeportlocal.antrea.io": "[]", "nodeportlocal.antrea.io/requested-node-ports": "8080=61005", "other": "x",
+            },
             "deletionTimestamp": "2026-01-01T00:00:00Z", "managedFields": [{ "manager": "kubelet" }],
         },
         "spec": { "containers": [{ "name": "c", "ports": [
@@ -68,6 +70,7 @@ fn all_used_fields_of_a_pod_are_converted() {
             }],
             annotation: Some("[]".to_owned()),
             annotation_manager: None,
+            requests: NodePortRequests::read("8080=61005"),
             gate: Gate::Absent,
         }
     );

@@ -10,6 +10,7 @@ use crate::core::{
         event_reason::EventReason,
         problem::{AffectedObject, Cause, Problem},
         report::{QUIET_MILLIS, REFRESH_MILLIS, SETTLE_MILLIS},
+        request_problem::{Obstacle, RequestProblem},
     },
 };
 
@@ -56,6 +57,8 @@ fn examples() -> Vec<Problem> {
     let ip = Ipv4Addr::new(10, 0, 1, 7).into();
     let name = "http".to_owned();
     let unreadable = Unreadable { position: 1, entry: "192.0.2.0/33".to_owned(), others: 0 };
+    let obstacle = Obstacle::Quarantined { pod: Some(pod()), seconds: 42 };
+    let refused = RequestProblem::Refused { pod_port: PodPort(8080), protocol, node_port, obstacle };
     let causes = [
         Cause::RangeExhausted { pod_port: PodPort(8080), protocol, family },
         Cause::UnresolvedTargetPort { service: service(), name, protocol },
@@ -65,6 +68,7 @@ fn examples() -> Vec<Problem> {
         Cause::HostPortConflict { node_port, protocol },
         Cause::NodePortConflict { node_port, service: service() },
         Cause::NodePortShadowed { node_port, pod: pod() },
+        Cause::NodePortRequest(refused),
         Cause::AnnotationContested { manager: Some("antrea-agent".to_owned()) },
         Cause::UnsupportedProtocol { protocol: Protocol::Sctp },
         Cause::ProtocolsNotMerged { pod_port: PodPort(53) },

@@ -18,7 +18,7 @@ use std::{
 use clap::Parser as _;
 use npl_agent::core::model::{
     self, Family, Gate, ObjectKey, PodPort, PodUid, Protocol, ServicePort, ServiceType, ServiceUid, TargetPort,
-    sources::AllowList,
+    node_port_requests::NodePortRequests, sources::AllowList,
 };
 use npl_feed::{
     config::Config,
@@ -374,6 +374,7 @@ pub(crate) fn pod(name: &str, app: &str, number: u16) -> Pod {
         ports: Vec::new(),
         annotation: Some(annotation),
         annotation_manager: None,
+        requests: NodePortRequests::default(),
         gate: Gate::Absent,
     };
     let node = format!("node-{}", usize::from(number) % NODES.len());

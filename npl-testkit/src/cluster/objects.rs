@@ -56,6 +56,7 @@ pub struct PodObject {
     /// The name of the Pod's Node.
     pub node: String,
     pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
     /// The declared container ports.
     pub ports: Vec<Port>,
     /// Whether the Pod uses the host network.
@@ -70,6 +71,7 @@ impl PodObject {
             name: name.to_owned(),
             node: node.to_owned(),
             labels: BTreeMap::from([("app".to_owned(), app.to_owned())]),
+            annotations: BTreeMap::new(),
             ports: Vec::new(),
             host_network: false,
         }
@@ -81,8 +83,15 @@ impl PodObject {
         Self { ports, ..self }
     }
 
+    /// Returns the same Pod with this annotation in addition.
+    #[must_use]
+    pub fn with_annotation(mut self, key: &str, value: &str) -> Self {
+        self.annotations.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
     pub(super) fn to_json(&self) -> Value {
-        let Self { namespace, name, node, labels, ports, host_network } = self;
+        let Self { namespace, name, node, labels, annotations, ports, host_network } = self;
         let ports: Vec<Value> = ports
             .iter()
             .map(|port| {
@@ -95,7 +104,7 @@ impl PodObject {
             })
             .collect();
         json!({
-            "metadata": {"namespace": namespace, "name": name, "labels": labels},
+            "metadata": {"namespace": namespace, "name": name, "labels": labels, "annotations": annotations},
             "spec": {
                 "nodeName": node,
                 "hostNetwork": host_network,

@@ -38,6 +38,7 @@ mod packet_trace;
 mod recipes;
 mod redirect;
 mod refusals;
+mod requested_ports;
 mod restart;
 mod selector;
 mod soak;

@@ -227,6 +227,7 @@ const VARIABLES: &[VariableCase] = &[
     (&[("config.serviceSelector", "\"a in (b,c)\"")], "NPL_SERVICE_SELECTOR", "a in (b,c)"),
     (&[("config.annotationFormat", "\"v2.6\"")], "NPL_ANNOTATION_FORMAT", "v2.6"),
     (&[("config.protocolPairing", "\"merged\"")], "NPL_PROTOCOL_PAIRING", "merged"),
+    (&[("config.requestedNodePorts", "true")], "NPL_REQUESTED_NODE_PORTS", "true"),
     (&[("config.drain", "\"1m30s\"")], "NPL_DRAIN", "1m30s"),
     (&[("config.quarantine", "\"5m\"")], "NPL_QUARANTINE", "5m"),
     (&[("config.resync", "\"10s\"")], "NPL_RESYNC", "10s"),

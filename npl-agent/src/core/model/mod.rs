@@ -6,6 +6,7 @@
 
 pub mod last;
 pub mod namespaces;
+pub mod node_port_requests;
 pub mod observed;
 pub mod port_range;
 pub mod settings;
@@ -23,7 +24,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::model::sources::AllowList;
+use super::model::{node_port_requests::NodePortRequests, sources::AllowList};
 
 /// An IP family: IPv4 or IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -256,6 +257,8 @@ pub struct Pod {
     pub annotation_manager: Option<Arc<str>>,
     /// The state of NPL's readiness gate in the Pod.
     pub gate: Gate,
+    /// The node ports that the Pod's annotation requests.
+    pub requests: NodePortRequests,
 }
 
 impl Pod {

@@ -137,6 +137,7 @@ mod tests {
             protocols: vec![Protocol::Tcp, Protocol::Udp],
             drain_millis: 0,
             quarantine_millis: 0,
+            requested_node_ports: false,
             is_retiring: false,
         };
         let needed = 1001 * 4 + OTHER_FILES;

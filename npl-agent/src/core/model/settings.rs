@@ -27,6 +27,8 @@ pub struct Settings {
     pub drain_millis: u64,
     /// The time in milliseconds for which a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,
+    /// Whether a Pod can request certain node ports by an annotation.
+    pub requested_node_ports: bool,
     /// Whether this Node is being retired: the agent acts as if there were no Services.
     pub is_retiring: bool,
 }
@@ -61,7 +63,7 @@ impl Settings {
 }
 
 /// An interval of node ports, both ends included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortRange {
     start: NodePort,
     end: NodePort,

@@ -412,12 +412,13 @@ fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
         host_network,
         ips,
         ports,
+        requests,
         resource_version: _,
         annotation: _,
         annotation_manager: _,
         gate: _,
     } = known;
-    (key, uid, labels, ips, ports) == (&pod.key, &pod.uid, &pod.labels, &pod.ips, &pod.ports)
+    (key, uid, labels, ips, ports, requests) == (&pod.key, &pod.uid, &pod.labels, &pod.ips, &pod.ports, &pod.requests)
         && (*is_finished, *is_terminating, *host_network) == (pod.is_finished, pod.is_terminating, pod.host_network)
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The port table: the owner and phase of each node port, and the search for the next free node port.
 
+pub(in crate::core) mod request;
 pub mod select;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,6 +12,7 @@ use super::{
     },
     op::RecentTraffic,
     ports::select::WantedPort,
+    publish::request_problem::Obstacle,
 };
 
 /// The Pod port to which a node port is allocated. The owner of a claim does not change during the life of the Pod.
@@ -56,6 +58,9 @@ pub(in crate::core) struct Claim {
     pub(in crate::core) was_mapped: bool,
     /// The time at which this agent allocated the node port; `None` if an earlier agent allocated the node port.
     pub(in crate::core) allocated: Option<Moment>,
+    /// The node port that the Pod requested when it got this node port, and the reason why it did not get the requested
+    /// one.
+    pub(in crate::core) refused: Option<(NodePort, Obstacle)>,
 }
 
 impl Claim {
@@ -67,6 +72,7 @@ impl Claim {
             sources: Sources::Anyone,
             was_mapped: false,
             allocated: None,
+            refused: None,
         }
     }
 
@@ -79,6 +85,7 @@ impl Claim {
             sources: Sources::Anyone,
             was_mapped: true,
             allocated: None,
+            refused: None,
         }
     }
 

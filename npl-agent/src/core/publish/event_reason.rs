@@ -30,7 +30,7 @@ macro_rules! event_reasons {
 
             /// Whether every requested port is served in spite of the problem.
             pub const fn leaves_all_ports_served(self) -> bool {
-                matches!(self, Self::ProtocolsNotMerged | Self::SourceRangesNotEnforced)
+                matches!(self, Self::ProtocolsNotMerged | Self::SourceRangesNotEnforced | Self::NodePortRequestRefused)
             }
 
             /// The action that an operator can take.
@@ -74,6 +74,12 @@ event_reasons! {
         "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
          free. On the Pod's Node, clients of the Service reach that Pod.",
         "Choose a port outside `NPL_PORT_RANGE`.";
+    NodePortRequestRefused on Pod,
+        "The Pod does not get a node port that its annotation `requested-node-ports` requests: requests are not \
+         enabled, an entry of the annotation is faulty, or the node port was not free. The Pod port gets an ordinary \
+         node port.",
+        "The Event names the cause and the remedy. A Pod port does not move to the requested node port later: delete \
+         the Pod once the node port is free, so that its successor gets the node port.";
     AnnotationContested on Pod,
         "Another writer, which the Event names by its field manager, repeatedly replaces the annotation. The agent \
          writes its own value with a delay that grows to a minute; meanwhile load balancers read the other value.",

@@ -6,3 +6,4 @@ pub mod delays;
 pub mod event_reason;
 pub mod problem;
 pub mod report;
+pub mod request_problem;

@@ -3,7 +3,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::event_reason::EventReason;
+use super::{event_reason::EventReason, request_problem::RequestProblem};
 use crate::core::model::{
     Family, NodePort, PodKey, PodPort, PodUid, Protocol, ServiceKey, ServiceUid,
     sources::{MAX_RANGES, Unreadable},
@@ -118,6 +118,8 @@ pub enum Cause {
         /// The protocol of the host port.
         protocol: Protocol,
     },
+    /// The Pod does not get the node ports that it requests.
+    NodePortRequest(RequestProblem),
     /// A writer other than this agent repeatedly replaces the Pod's annotation.
     AnnotationContested {
         /// The field manager of that writer, if the API server names one.
@@ -158,6 +160,7 @@ impl Problem {
             Cause::TooManySources { .. } => EventReason::TooManySourceRanges,
             Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced,
             Cause::SourceTableFull { .. } => EventReason::SourceRangesExhausted,
+            Cause::NodePortRequest(_) => EventReason::NodePortRequestRefused,
             Cause::AnnotationContested { .. } => EventReason::AnnotationContested,
         }
     }
@@ -175,6 +178,15 @@ impl fmt::Display for Problem {
 /// The text about the effect of a list entry that cannot be parsed, and about the correct form of an entry.
 const UNREADABLE: &str = "is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or \
                           2001:db8::/32";
+
+fn write_unreadable(f: &mut fmt::Formatter<'_>, unreadable: &Unreadable) -> fmt::Result {
+    let Unreadable { position, entry, others } = unreadable;
+    write!(f, "entry {position} of allowed-source-ranges, {entry:?}, ")?;
+    match others {
+        0 => f.write_str(UNREADABLE),
+        _ => write!(f, "and {others} more: each {UNREADABLE}"),
+    }
+}
 
 fn write_contested(f: &mut fmt::Formatter<'_>, manager: Option<&str>) -> fmt::Result {
     match manager {
@@ -245,12 +257,7 @@ impl fmt::Display for Cause {
                 "nodePort or healthCheckNodePort {node_port} leads to pod {pod} on the pod's node, since no other \
                  node port is free: choose a port outside the agent's --port-range"
             ),
-            Self::UnreadableSource(Unreadable { position, entry, others: 0 }) => {
-                write!(f, "entry {position} of allowed-source-ranges, {entry:?}, {UNREADABLE}")
-            }
-            Self::UnreadableSource(Unreadable { position, entry, others }) => {
-                write!(f, "entry {position} of allowed-source-ranges, {entry:?}, and {others} more: each {UNREADABLE}")
-            }
+            Self::UnreadableSource(unreadable) => write_unreadable(f, unreadable),
             Self::TooManySources { beyond } => write!(
                 f,
                 "only the first {MAX_RANGES} ranges of allowed-source-ranges are enforced; packets of clients in the other \
@@ -261,6 +268,7 @@ impl fmt::Display for Cause {
                 "host port {node_port}/{protocol} bypasses NPL, so allowed-source-ranges is not enforced: remove \
                  the host port, or restrict it in the node's firewall"
             ),
+            Self::NodePortRequest(problem) => problem.fmt(f),
             Self::AnnotationContested { manager } => write_contested(f, manager.as_deref()),
             Self::SourceTableFull { node_port, protocol, family } => write!(
                 f,

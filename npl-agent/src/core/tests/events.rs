@@ -12,6 +12,7 @@ use super::{
 use crate::core::model::{
     ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
     ServicePort, ServiceType, ServiceUid, TargetPort,
+    node_port_requests::NodePortRequests,
     settings::{ProtocolPairing, Settings},
     sources::{AllowList, SourceRange},
 };
@@ -117,6 +118,17 @@ pub(super) fn service() -> impl Strategy<Value = Service> {
     )
 }
 
+/// Generates the requests of a Pod for node ports: valid requests, requests outside of the range, requests that
+/// contradict each other, and nonsense. Requests of several Pods are often for the same node port.
+pub(super) fn requests() -> impl Strategy<Value = NodePortRequests> {
+    let pod_port = select(vec!["53", "80", "8080", "80/tcp", "53/udp", "8080/udp", "8080/sctp", "0", "http"]);
+    let number = prop_oneof![3 => FIRST_PORT..FIRST_PORT + 2, 1 => FIRST_PORT - 1..FIRST_PORT + 7];
+    let entry = (pod_port, number).prop_map(|(pod_port, number)| format!("{pod_port}={number}"));
+    let entry = prop_oneof![8 => entry, 1 => Just("nonsense".to_owned())];
+    let list = prop::collection::vec(entry, 1..4).prop_map(|entries| NodePortRequests::read(&entries.join(",")));
+    prop_oneof![1 => Just(NodePortRequests::default()), 2 => list]
+}
+
 /// Generates a Pod as the kubelet may report it. Two generated Pods sometimes have the same address.
 pub(super) fn pod() -> impl Strategy<Value = Pod> {
     let ips = (families(), 0..6_u8).prop_map(|(families, host)| {
@@ -136,8 +148,8 @@ pub(super) fn pod() -> impl Strategy<Value = Pod> {
         host_ip: None,
     });
     let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..3_u8);
-    (pod_key(), flags, labels(), ips, port).prop_map(|(key, (is_finished, is_terminating, life), labels, ips, port)| {
-        Pod {
+    (pod_key(), flags, labels(), ips, port, requests()).prop_map(
+        |(key, (is_finished, is_terminating, life), labels, ips, port, requests)| Pod {
             uid: PodUid(format!("{key}-{life}").into()),
             key,
             resource_version: 0,
@@ -150,8 +162,9 @@ pub(super) fn pod() -> impl Strategy<Value = Pod> {
             annotation: None,
             annotation_manager: None,
             gate: Gate::Closed { are_containers_ready: true },
-        }
-    })
+            requests,
+        },
+    )
 }
 
 fn node() -> impl Strategy<Value = Node> {

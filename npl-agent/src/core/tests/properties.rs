@@ -3,14 +3,52 @@
 
 use std::borrow::Cow;
 
-use proptest::prelude::*;
+use proptest::{prelude::*, sample::select};
 
-use super::events::{Event, cluster_event, event, happen, pod, pod_key, service, service_key, start};
-use crate::core::{
-    model::{Gate, ObjectKey, Pod, Service, snapshot::Change},
-    op::{Op, PodWrite, RecentTraffic},
-    publish::problem::{Cause, Problem},
+use super::{
+    chaos::Chaos,
+    events::{Event, cluster_event, event, happen, pod, pod_key, requests, service, service_key, start, start_with},
 };
+use crate::core::{
+    model::{Gate, ObjectKey, Pod, Service, settings::ProtocolPairing, snapshot::Change},
+    op::{Op, PodWrite, RecentTraffic},
+    ports::select::Exposure,
+    publish::{
+        problem::{Cause, Problem},
+        request_problem::{Obstacle, RequestProblem},
+    },
+};
+
+/// The current problems. A restarted agent does not know why a Pod did not get a requested node port, if the node port
+/// has become free since, so all problems of this kind have the same obstacle.
+fn problems(chaos: &Chaos) -> Vec<Problem> {
+    let known = chaos.world.state.problems().map(Cow::into_owned).map(|mut problem| {
+        if let Cause::NodePortRequest(RequestProblem::Refused { obstacle, .. }) = &mut problem.cause {
+            *obstacle = Obstacle::Allocated;
+        }
+        problem
+    });
+    known.collect()
+}
+
+/// Asserts that each Pod port with a node port has the requested node port, or that a problem reports the refusal.
+fn assert_requests_are_met_or_reported(chaos: &Chaos) {
+    let state = &chaos.world.state;
+    for (key, view) in &state.views {
+        let pod = state.snapshot.pod(key).unwrap();
+        let mapped = view.wanted.ports.iter().filter(|(_, exposure)| **exposure == Exposure::Mapping);
+        for (port, _) in mapped {
+            let Some(requested) = pod.requests.of(port.pod_port, port.protocol) else { continue };
+            let held = state.ports.of_port(&pod.uid, *port).into_iter().find(|held| state.ports.is_active(*held));
+            let is_reported = view.wanted.problems.iter().any(|problem| {
+                matches!(&problem.cause, Cause::NodePortRequest(RequestProblem::Refused { pod_port, protocol, node_port, .. })
+                    if (*pod_port, *protocol, *node_port) == (port.pod_port, port.protocol, requested))
+            });
+            let is_met = held.is_none_or(|held| held.node_port == requested);
+            assert_ne!(is_met && held.is_some(), is_reported && held.is_some(), "{key} {port:?} {requested} {held:?}");
+        }
+    }
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
@@ -38,7 +76,7 @@ proptest! {
         chaos.world.room = usize::MAX;
         chaos.wait(300_000);
         let (before, sources) = (chaos.world.real.mappings.clone(), chaos.world.real.sources.clone());
-        let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
+        let problems = problems(&chaos);
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
         let is_contested = problems.iter().any(|problem| matches!(problem.cause, Cause::NodePortConflict { .. }));
@@ -70,9 +108,31 @@ proptest! {
             };
             prop_assert!(is_expected, "{op:?}");
         }
+        prop_assert_eq!(problems, self::problems(&chaos));
         prop_assert_eq!(before, chaos.world.real.mappings);
         prop_assert_eq!(sources, chaos.world.real.sources);
-        prop_assert_eq!(problems, chaos.world.state.problems().map(Cow::into_owned).collect::<Vec<_>>());
+    }
+
+    /// A Pod port has the node port that the Pod requests, or a problem reports why not, after any events. If the
+    /// requests of Pods change, no mapping moves, and no annotation is written.
+    #[test]
+    fn a_request_is_met_or_reported_and_never_moves_a_mapping(
+        events in prop::collection::vec(event(), 0..60),
+        changed in prop::collection::vec((pod_key(), requests()), 1..4),
+        pairing in select(vec![ProtocolPairing::Separate, ProtocolPairing::Merged]),
+    ) {
+        let mut chaos = start_with(pairing);
+        for event in events {
+            happen(&mut chaos, event);
+        }
+        chaos.settle();
+        assert_requests_are_met_or_reported(&chaos);
+        for (key, requests) in changed {
+            let Some(pod) = chaos.world.pods.get(&key).cloned() else { continue };
+            chaos.world.put_pod(Pod { requests, ..pod });
+        }
+        prop_assert_eq!(chaos.world.settle(), []);
+        assert_requests_are_met_or_reported(&chaos);
     }
 
     /// Decisions do not depend on the order in which the watches deliver changes.

@@ -14,6 +14,7 @@ use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
         ServiceType, ServiceUid, TargetPort,
+        node_port_requests::NodePortRequests,
         sources::{AllowList, SourceRange},
     },
     op::{GateReason, Op, PodWrite},
@@ -59,6 +60,7 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
         "pairing" => world.settings.protocol_pairing = rest.parse().unwrap(),
         "protocols" => world.settings.protocols = words.iter().map(|word| word.parse().unwrap()).collect(),
         "node-ip" => world.settings.node_ip = rest.parse().unwrap(),
+        "no-requests" => world.settings.requested_node_ports = false,
         "retire" => world.settings.is_retiring = true,
         "only-ipv4" => world.settings.families = vec![Family::V4],
         "start" => world.start(),
@@ -195,9 +197,11 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
         ports: Vec::new(),
         annotation_manager: former.and_then(|former| former.annotation_manager.clone()),
         gate: former.map_or(Gate::Absent, |former| former.gate),
+        requests: former.map(|former| former.requests.clone()).unwrap_or_default(),
     };
     for word in &words[1..] {
         match word.split_once('=') {
+            Some(("request", requests)) => pod.requests = NodePortRequests::read(requests),
             Some(("uid", uid)) => pod.uid = PodUid(uid.into()),
             Some(("port", port)) => pod.ports.push(container_port(port)),
             Some((label, value)) => drop(pod.labels.insert(label.to_owned(), value.to_owned())),

@@ -205,6 +205,17 @@ fn an_exhausted_port_range_is_named() {
 }
 
 #[test]
+fn a_refused_request_is_named_and_breaks_no_chain() {
+    let mut world = served();
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6", "request=8080=22"], None));
+    world.settle();
+    let answer = why(&world, "pod/a/q");
+    assert!(answer.is_served());
+    let text = format!("{answer:?}");
+    assert!(text.contains("is allocated; pod port 8080/tcp does not get the requested node port 22"), "{text}");
+}
+
+#[test]
 fn a_mapping_that_the_kernel_lacks_is_named() {
     let mut world = served();
     world.real.mappings.clear();

@@ -33,6 +33,7 @@ pub(super) fn settings(port_range: &str) -> Settings {
         protocols: vec![Protocol::Tcp, Protocol::Udp],
         drain_millis: 30_000,
         quarantine_millis: 60_000,
+        requested_node_ports: true,
         is_retiring: false,
     }
 }

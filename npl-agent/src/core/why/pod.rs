@@ -8,7 +8,10 @@ use crate::core::{
     model::{Frontend, Gate, Pod, PodKey, PodPort, Service, ServiceKey, TargetPort},
     pages,
     ports::select::{Exposure, WantedPort, requests},
-    publish::problem::{Cause, Problem},
+    publish::{
+        problem::{Cause, Problem},
+        request_problem::RequestProblem,
+    },
     state::PlannerState,
     view::AgentView,
 };
@@ -197,10 +200,27 @@ impl PodFacts<'_> {
             let text = format!("another process of the Node uses port {frontend}: find the process with `ss -tulnp`");
             links.push(LinkReport::broken(Link::NodePort, text, pages::SIGNALS));
         } else {
-            links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is allocated")));
+            let refusal = self.refused_request(port).map(|problem| format!("; {problem}")).unwrap_or_default();
+            links.push(LinkReport::ok(Link::NodePort, format!("{frontend} is allocated{refusal}")));
         }
         links.push(self.kernel_entry(frontend));
         Some(frontend)
+    }
+
+    /// Returns why the Pod port does not have the node port that the Pod requests; `None` if the Pod port has the
+    /// requested node port, or requests none.
+    fn refused_request(&self, port: WantedPort) -> Option<&RequestProblem> {
+        let problems = &self.state.views.get(&self.pod.key)?.wanted.problems;
+        problems.iter().find_map(|problem| {
+            let Cause::NodePortRequest(refusal) = &problem.cause else { return None };
+            let is_about_port = match refusal {
+                RequestProblem::Refused { pod_port, protocol, .. } => {
+                    (*pod_port, *protocol) == (port.pod_port, port.protocol)
+                }
+                RequestProblem::Disabled | RequestProblem::Faulty(_) => true,
+            };
+            is_about_port.then_some(refusal)
+        })
     }
 
     fn is_reserved(&self, frontend: Frontend) -> bool {

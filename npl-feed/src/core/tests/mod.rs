@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use npl_agent::core::model::{
     self, Family, Gate, ObjectKey, PodPort, PodUid, Protocol, ServicePort, ServiceType, ServiceUid, TargetPort,
-    settings::PortRange, sources::AllowList,
+    node_port_requests::NodePortRequests, settings::PortRange, sources::AllowList,
 };
 
 use super::{
@@ -41,6 +41,7 @@ pub(crate) fn pod(name: &str, node: &str, annotation: &str) -> Pod {
         ports: Vec::new(),
         annotation: Some(annotation.to_owned()),
         annotation_manager: None,
+        requests: NodePortRequests::default(),
         gate: Gate::Absent,
     };
     Pod { object, node: Some(node.into()), is_ready: true, created: 0 }

@@ -14,9 +14,9 @@ use crate::world::World;
 pub(super) type Entry = (Vec<u8>, Vec<u8>);
 
 /// A pinned map.
-pub(super) struct PinnedMap(PathBuf);
+pub(crate) struct PinnedMap(PathBuf);
 
-pub(super) fn map(world: &World, name: &str) -> PinnedMap {
+pub(crate) fn map(world: &World, name: &str) -> PinnedMap {
     PinnedMap(world.pins().join(name))
 }
 
@@ -31,7 +31,7 @@ impl PinnedMap {
         self.entries().into_iter().find(|(found, _)| found == key).unwrap().1
     }
 
-    pub(super) fn set(&self, key: &[u8], value: &[u8]) {
+    pub(crate) fn set(&self, key: &[u8], value: &[u8]) {
         self.change("update", key, &[&["value".to_owned(), "hex".to_owned()], &hex(value)[..]].concat());
     }
 

@@ -3,7 +3,7 @@
 //! change, restores the object, and counts and logs the repair once. Programs of other software stay.
 
 mod cases;
-mod maps;
+pub(crate) mod maps;
 mod scene;
 
 use std::fs;

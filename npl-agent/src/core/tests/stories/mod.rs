@@ -6,6 +6,7 @@ mod gate;
 mod life;
 mod meddling;
 mod node;
+mod requests;
 mod restart;
 mod selection;
 mod sources;

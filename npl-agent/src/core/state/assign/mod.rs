@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Assigns node ports to the wanted ports of a Pod.
 
+mod requests;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -8,7 +10,8 @@ use std::{
 
 use crate::core::{
     model::{
-        Backend, Family, Frontend, Moment, NodePort, Pod, PodKey, Protocol, settings::ProtocolPairing,
+        Backend, Family, Frontend, Moment, NodePort, Pod, PodKey, Protocol,
+        settings::{ProtocolPairing, Settings},
         snapshot::Snapshot,
     },
     ports::{
@@ -23,9 +26,16 @@ use crate::core::{
 };
 
 impl PlannerState {
-    /// Assigns node ports to every Pod whose decision may change, in the order of the Pods' keys.
+    /// Assigns node ports to every Pod whose decision may change, in the order of the Pods' keys. Pods that request
+    /// certain node ports come first, so that no other Pod gets these node ports by chance in the same pass.
     pub(in crate::core) fn assign_dirty(&mut self, now: Moment) {
         let mut exhausted = BTreeSet::new();
+        let has_requests = |key: &&PodKey| self.snapshot.pod(key).is_some_and(|pod| !pod.requests.is_empty());
+        let requesting: Vec<_> = self.dirty.iter().filter(has_requests).cloned().collect();
+        for key in requesting {
+            self.dirty.remove(&key);
+            self.assign_pod(key, &mut exhausted, now);
+        }
         while let Some(key) = self.dirty.pop_first() {
             self.assign_pod(key, &mut exhausted, now);
         }
@@ -49,12 +59,13 @@ impl PlannerState {
             ports: &mut self.ports,
             exhausted,
             now,
-            pairing: self.settings.protocol_pairing,
+            settings: &self.settings,
             lacks_port: false,
             touched: Vec::new(),
         };
         assignment.update_claims();
         assignment.claim_wanted();
+        assignment.check_annotation();
         let Assignment { wanted, lacks_port, touched, .. } = assignment;
         let view = PodView { wanted, named: annotation::named_by(pod).iter().map(SeenEntry::frontend).collect() };
         if lacks_port {
@@ -82,7 +93,7 @@ struct Assignment<'a> {
     /// the waiting Pods, of which there may be a thousand.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     now: Moment,
-    pairing: ProtocolPairing,
+    settings: &'a Settings,
     lacks_port: bool,
     touched: Vec<Frontend>,
 }
@@ -105,10 +116,17 @@ impl Assignment<'_> {
         }
     }
 
+    /// Claims a node port for each wanted port. Ports that request a certain node port come first, so that no other
+    /// port of the Pod gets this node port by chance.
     fn claim_wanted(&mut self) {
-        for (port, exposure) in self.wanted.ports.clone() {
+        let mut wanted: Vec<_> = self.wanted.ports.clone().into_iter().collect();
+        wanted.sort_by_key(|(port, _)| (self.requested(*port).is_none(), *port));
+        for (port, exposure) in wanted {
             match exposure {
-                Exposure::HostPort(node_port) => self.check_host_port(port, node_port),
+                Exposure::HostPort(node_port) => {
+                    self.check_request_of_host_port(port, node_port);
+                    self.check_host_port(port, node_port);
+                }
                 Exposure::Mapping => self.claim(port, true),
                 Exposure::Pending => self.claim(port, false),
             }
@@ -131,7 +149,7 @@ impl Assignment<'_> {
         let may_stay = |frontend: &Frontend| {
             self.ports.is_well_placed(*frontend)
                 && self.snapshot.service_with_port(frontend.node_port).is_none()
-                && (self.pairing == ProtocolPairing::Separate || shared == Some(frontend.node_port))
+                && (self.settings.protocol_pairing == ProtocolPairing::Separate || shared == Some(frontend.node_port))
         };
         let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
@@ -152,6 +170,9 @@ impl Assignment<'_> {
             claim.set_target(backend, self.wanted.sources.get(&port));
             self.touched.push(frontend);
             self.check_service_port(frontend.node_port);
+            if may_allocate {
+                self.check_request(port, frontend);
+            }
         } else if may_allocate {
             let WantedPort { pod_port, protocol, family } = port;
             self.blame(Cause::RangeExhausted { pod_port, protocol, family });
@@ -165,11 +186,11 @@ impl Assignment<'_> {
         let is_usable = |node_port| !snapshot.is_used_by_others(node_port);
         let shared = self.shared_number(port).map(|node_port| Frontend { family, node_port, protocol });
         let shared = shared.filter(|frontend| self.ports.is_free_for(*frontend, &self.pod.uid));
-        let mut free = shared.or_else(|| self.sibling(port, false));
+        let mut free = shared.or_else(|| self.free_requested(port)).or_else(|| self.sibling(port, false));
         if free.is_none() && !self.exhausted.contains(&space) {
             free = self.ports.take_next_free(family, &group, is_usable);
         }
-        if self.pairing == ProtocolPairing::Separate {
+        if self.settings.protocol_pairing == ProtocolPairing::Separate {
             // A load balancer that ignores the protocol treats annotation entries with the same node port as one pool
             // member. This pool member is correct, because every protocol of the node port leads to the same Pod port.
             free = free.or_else(|| self.sibling(port, true));
@@ -192,14 +213,14 @@ impl Assignment<'_> {
             is_same_port && other.protocol != port.protocol && exposure.needs_claim()
         };
         let others = self.wanted.ports.iter().filter(is_other).map(|(other, _)| other.protocol);
-        let is_merged = self.pairing == ProtocolPairing::Merged;
+        let is_merged = self.settings.protocol_pairing == ProtocolPairing::Merged;
         [port.protocol].into_iter().chain(others.filter(|_| is_merged)).collect()
     }
 
     /// With [`ProtocolPairing::Merged`], returns the number of a node port that the Pod already has for any protocol or
     /// family of the Pod port, if all protocols of the Pod port can use this number.
     fn shared_number(&self, port: WantedPort) -> Option<NodePort> {
-        if self.pairing == ProtocolPairing::Separate {
+        if self.settings.protocol_pairing == ProtocolPairing::Separate {
             return None;
         }
         let uid = &self.pod.uid;
