@@ -383,14 +383,25 @@ impl Hooks {
     /// Adds a clsact qdisc if the device has none. Records that NPL added the qdisc, so that `npl-agent cleanup`
     /// removes the qdisc. Returns whether the qdisc is new.
     fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<bool, DatapathError> {
+        let mark = self.pins.clsact_mark(device.ifindex);
+        // The record is written first: if the agent were killed between the addition and the record, the qdisc would
+        // stay on the device after a cleanup.
+        let is_new_mark = !device.link.has_clsact && !mark.is_dir();
+        let create = || fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source));
+        if is_new_mark {
+            create()?;
+        }
         match tc::qdisc_add_clsact(&device.name) {
-            Ok(()) => {
-                let mark = self.pins.clsact_mark(device.ifindex);
-                fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
-                Ok(true)
+            // Other software may have removed the qdisc that the last survey found.
+            Ok(()) => create().map(|()| true),
+            Err(error) => {
+                if is_new_mark {
+                    unpin(&mark)?;
+                }
+                let is_present =
+                    matches!(&error, TcError::NetlinkError(error) if error.raw_os_error() == Some(libc::EEXIST));
+                if is_present { Ok(false) } else { Err(attach_error(name, device)(ProgramError::from(error))) }
             }
-            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
-            Err(error) => Err(attach_error(name, device)(ProgramError::from(error))),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use npl_common::{config::Config, names::ABI_VERSION};
@@ -18,7 +18,7 @@ use super::{
     mappings::MappingWriter,
     next_hops::NextHops,
     pins::Pins,
-    predecessor::{self, Entries},
+    predecessor::{self, Entries, Takeover},
     preflight,
     programs::Programs,
     tables::Tables,
@@ -49,6 +49,8 @@ pub struct Datapath {
     /// Whether pins of earlier agents may exist. This agent removes these pins after it has replaced the earlier
     /// programs.
     has_predecessors: bool,
+    /// When the predecessors can be removed; `None` while their programs translate requests.
+    replies_awaited_until: Option<Instant>,
     /// The hooks on which this agent has moved its filter ahead of the filters of other ABI versions.
     moved_filters: BTreeSet<(u32, Direction)>,
     /// The allowed sources that this process has read or written; `None` before the first reading, and after a failed
@@ -102,6 +104,7 @@ impl Datapath {
             pre_tc_devices,
             writer: MappingWriter::new(repairs.clone()),
             has_predecessors: true,
+            replies_awaited_until: None,
             moved_filters: BTreeSet::new(),
             known_sources: None,
             repairs,
@@ -117,8 +120,10 @@ impl Datapath {
         if self.has_predecessors { predecessor::devices(&self.hooks.pins) } else { Ok(BTreeSet::new()) }
     }
 
-    /// Detaches the programs of agents of other ABI versions and removes the pins of these versions. Returns the
-    /// removed ABI versions. After a call that succeeded, further calls have no effect.
+    /// Removes the programs and pins of agents of other ABI versions, in two steps. The first call detaches the programs
+    /// that translate requests. The first call after the returned time detaches all other programs and removes the pins.
+    /// Between these calls, the earlier programs translate replies to requests that they have translated. After a
+    /// completed takeover, further calls have no effect.
     ///
     /// The agent calls this function only after it has written all mappings, and has attached its own programs to all
     /// devices that the earlier programs serve.
@@ -126,13 +131,22 @@ impl Datapath {
     /// # Errors
     ///
     /// If a pin or a filter cannot be removed. The next call tries to remove the remaining pins and filters.
-    pub fn remove_predecessors(&mut self) -> Result<Vec<u32>, DatapathError> {
+    pub fn remove_predecessors(&mut self, now: Instant) -> Result<Takeover, DatapathError> {
         if !self.has_predecessors {
-            return Ok(Vec::new());
+            return Ok(Takeover::Complete(Vec::new()));
         }
-        let removed = predecessor::remove(&self.hooks.pins, &mut self.tables)?;
+        let pins = &self.hooks.pins;
+        let until = match self.replies_awaited_until {
+            Some(until) => until,
+            None => predecessor::take_requests(pins, &mut self.tables, now)?,
+        };
+        self.replies_awaited_until = Some(until);
+        if now < until {
+            return Ok(Takeover::AwaitsReplies { until });
+        }
+        let removed = predecessor::remove(pins)?;
         self.has_predecessors = false;
-        Ok(removed)
+        Ok(Takeover::Complete(removed))
     }
 
     /// Removes the next hops that the plan does not contain with the same value. After the removal, the kernel stack

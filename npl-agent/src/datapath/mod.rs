@@ -46,6 +46,7 @@ pub use object::embedded_object;
 pub use own_programs::OwnPrograms;
 pub use packet_trace::{LEASE as TRACE_LEASE, LeftOut, PacketTrace};
 pub use pins::Pins;
+pub use predecessor::Takeover;
 pub use programs::is_unmitigated;
 pub(crate) use sys::now as kernel_clock;
 pub use tables::Tables;

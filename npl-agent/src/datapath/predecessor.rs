@@ -5,11 +5,11 @@
 //! The agent first copies mappings, allowed sources, conntrack entries and socket reverse NAT entries into its own
 //! maps, then attaches its programs. With TCX, this agent's programs are attached ahead of the earlier programs.
 //! Without TCX, this agent's filters were added last, so the kernel runs them first. The earlier programs keep
-//! translating packets of flows that are only in the earlier maps. An XDP program of an earlier agent stays attached
-//! until the earlier programs are detached. [`Datapath::remove_predecessors`] completes the takeover, after this agent
-//! has written all mappings and has attached its programs to all devices of the predecessors. That function copies the
-//! conntrack and socket reverse NAT entries that are new since the first copy, detaches the earlier programs and
-//! removes the earlier pins.
+//! translating packets of flows that are only in the earlier maps. [`Datapath::remove_predecessors`] completes the
+//! takeover, after this agent has written all mappings and has attached its programs to all devices of the predecessors.
+//! That function first detaches the earlier programs that translate requests, among them the XDP programs, and copies
+//! the conntrack and socket reverse NAT entries that are new since the first copy. [`REPLY_WAIT`] later, the function
+//! detaches the earlier programs that translate replies, and removes the earlier pins.
 //!
 //! [`Datapath::remove_predecessors`]: super::load::Datapath::remove_predecessors
 
@@ -18,11 +18,13 @@ use std::{
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use aya::maps::{Array, HashMap, IterableMap as _, LpmTrie, Map, MapData, MapError};
 use aya_obj::generated::BPF_NOEXIST;
 use npl_common::{
+    conntrack::REQUESTED_NS,
     flow::FlowState,
     former_names, host_connection,
     names::{ABI_VERSION, FLOW_TABLES_V4, FLOW_TABLES_V6, MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6},
@@ -40,6 +42,24 @@ use super::{
 };
 
 use crate::core::{model::Protocol, pages};
+
+/// The time for which the predecessors' programs keep translating replies after their programs for requests are
+/// detached. Only the predecessors have half-open entries of requests that their programs have translated and that a
+/// Pod has not answered yet. After this time, these entries have timed out.
+const REPLY_WAIT: Duration = Duration::from_nanos(REQUESTED_NS);
+
+/// The progress of a takeover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Takeover {
+    /// Only this agent's programs translate requests. The predecessors' programs still translate replies until this
+    /// time.
+    AwaitsReplies {
+        /// The time at which the predecessors can be removed.
+        until: Instant,
+    },
+    /// The programs and pins of these ABI versions were removed.
+    Complete(Vec<u32>),
+}
 
 /// A predecessor: an earlier agent's pinned maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -276,19 +296,35 @@ pub(super) fn devices(pins: &Pins) -> Result<BTreeSet<u32>, DatapathError> {
     Ok(devices)
 }
 
-/// Copies the predecessors' conntrack and socket reverse NAT entries for the last time, then detaches the predecessors'
-/// programs and removes their pins. Returns the ABI versions that were removed.
-///
-/// The XDP programs are detached before the copy. Without the XDP programs, this agent's programs receive all requests
-/// before the predecessors' programs do, so the copy misses no flow.
-pub(super) fn remove(pins: &Pins, tables: &mut Tables) -> Result<Vec<u32>, DatapathError> {
+/// Detaches the predecessors' programs that translate requests, and then copies the predecessors' conntrack and socket
+/// reverse NAT entries for the last time: from now on, the predecessors add no entries. Returns when the predecessors'
+/// other programs can be detached.
+pub(super) fn take_requests(pins: &Pins, tables: &mut Tables, now: Instant) -> Result<Instant, DatapathError> {
     let others = pins.other_versions()?;
     for other in &others {
         for ifindex in other.xdp_links()? {
             unpin(&other.xdp_link(ifindex))?;
         }
+        for (ifindex, direction) in of_requests(&other.links()?) {
+            detach_hook(other, ifindex, direction)?;
+        }
     }
     tables.copy_from_predecessors(pins, Entries::Flows)?;
+    Ok(if others.is_empty() { now } else { now + REPLY_WAIT })
+}
+
+/// The hooks of those programs in `links` that translate requests: the ingress hooks of uplinks. Only an uplink has a
+/// program at egress. The ingress program of any other device, which leads to Pods, translates replies.
+fn of_requests(links: &[(u32, Direction)]) -> Vec<(u32, Direction)> {
+    let is_uplink = |ifindex| links.contains(&(ifindex, Direction::Egress));
+    let is_of_requests =
+        |(ifindex, direction): &&(u32, Direction)| *direction == Direction::Ingress && is_uplink(*ifindex);
+    links.iter().filter(is_of_requests).copied().collect()
+}
+
+/// Detaches the predecessors' programs and removes their pins. Returns the ABI versions that were removed.
+pub(super) fn remove(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
+    let others = pins.other_versions()?;
     for other in &others {
         detach(pins, other)?;
         remove_folder(other.version())?;
@@ -324,13 +360,7 @@ pub(super) fn is_ahead_of(
 /// Removes the links and filters of another ABI version.
 fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
     for (ifindex, direction) in other.links()? {
-        let pin = other.link(ifindex, direction);
-        if pin.is_dir()
-            && let Ok(name) = nix::net::if_::if_indextoname(ifindex)
-        {
-            detach_filter(&name.to_string_lossy(), direction, other.abi());
-        }
-        unpin(&pin)?;
+        detach_hook(other, ifindex, direction)?;
     }
     for ifindex in other.clsact_marks()? {
         // The clsact qdisc now contains this agent's filters. This agent records that NPL created the qdisc, so that
@@ -339,6 +369,17 @@ fn detach(pins: &Pins, other: &Pins) -> Result<(), DatapathError> {
         fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))?;
     }
     Ok(())
+}
+
+/// Removes the link or the filter of another ABI version on one hook.
+fn detach_hook(other: &Pins, ifindex: u32, direction: Direction) -> Result<(), DatapathError> {
+    let pin = other.link(ifindex, direction);
+    if pin.is_dir()
+        && let Ok(name) = nix::net::if_::if_indextoname(ifindex)
+    {
+        detach_filter(&name.to_string_lossy(), direction, other.abi());
+    }
+    unpin(&pin)
 }
 
 #[cfg(test)]
@@ -351,7 +392,7 @@ mod tests {
         names::{ABI_VERSION, MAP_FLOW_V4, MAP_HALF_OPEN_V4, MAP_MAPPING_V6},
     };
 
-    use super::Predecessor;
+    use super::{Direction, Predecessor, of_requests};
 
     fn predecessor(abi: u32) -> Predecessor {
         Predecessor { abi, maps: "/maps".into() }
@@ -366,6 +407,13 @@ mod tests {
         assert_eq!(path(1, MAP_HALF_OPEN_V4), None, "the half-open cache of ABI 1 has another layout");
         assert_eq!(path(ABI_VERSION, MAP_FLOW_V4), Some(Path::new("/maps").join(MAP_FLOW_V4)));
         assert_eq!(path(ABI_VERSION + 1, MAP_FLOW_V4), None, "a later version may have changed the layout");
+    }
+
+    #[test]
+    fn ingress_programs_of_uplinks_translate_requests_and_those_of_pods_replies() {
+        let uplink = [(2, Direction::Ingress), (2, Direction::Egress)];
+        let pod = [(7, Direction::Ingress), (7, Direction::ToPods)];
+        assert_eq!(of_requests(&[uplink, pod].concat()), [(2, Direction::Ingress)]);
     }
 
     /// The log must not say that a map's elements are copied unless [`super::Maps::copy_entries`] copies them.

@@ -210,13 +210,15 @@ async fn read_network() -> Result<NetworkState, NetlinkError> {
     if let Err(error @ NetlinkError::Changing { .. }) = queues {
         return Err(error);
     }
-    let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| tc_inspection::has_ingress_queue(all, ifindex));
+    let has_queue = |ifindex, kind| queues.as_ref().is_ok_and(|all| tc_inspection::has_queue(all, ifindex, kind));
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let with_physical_port: BTreeSet<u32> = links.iter().filter_map(master_of_physical_port).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
         device.link.has_upper_devices = carriers.contains(&device.ifindex);
-        device.link.has_ingress_queue = has_ingress_queue(device.ifindex);
+        // A device with an `ingress` qdisc cannot also have a `clsact` qdisc, because both use the same handle.
+        device.link.has_ingress_queue = has_queue(device.ifindex, "ingress");
+        device.link.has_clsact = has_queue(device.ifindex, "clsact");
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
         device.has_gateway_route = with_gateway.contains(&device.ifindex);

@@ -82,10 +82,9 @@ pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     Ok(queues)
 }
 
-/// Returns whether a device has an `ingress` qdisc. A device with an `ingress` qdisc cannot also have a `clsact` qdisc,
-/// because both use the same handle.
-pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
-    queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
+/// Returns whether a device has a qdisc of this kind.
+pub(super) fn has_queue(queues: &Queues, ifindex: u32, kind: &str) -> bool {
+    queues.get(&ifindex).is_some_and(|kinds| kinds.contains(kind))
 }
 
 async fn add_filters(handle: &Handle, ifindex: u32, attachments: &mut DeviceAttachments) -> Option<()> {

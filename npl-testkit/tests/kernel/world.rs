@@ -97,11 +97,16 @@ impl World {
 
     /// Does the same as [`Self::new`], on a new bpffs.
     pub(crate) fn fresh(pods: u8) -> Self {
-        let run = Run::start().unwrap();
-        let bpffs = run.bpffs("bpf").unwrap();
-        let mut world = Self::with_bpffs(pods, Options::default(), run, bpffs, None);
+        let mut world = Self::without_state(pods);
         world.install();
         world
+    }
+
+    /// Creates a Node without a datapath, on a new bpffs.
+    pub(crate) fn without_state(pods: u8) -> Self {
+        let run = Run::start().unwrap();
+        let bpffs = run.bpffs("bpf").unwrap();
+        Self::with_bpffs(pods, Options::default(), run, bpffs, None)
     }
 
     /// Attaches the programs to every uplink as filters, as the agent does before Linux 6.6, even if the kernel has

@@ -89,7 +89,8 @@ const FIRST_SHARE: [&str; 6] = ["differential::", LOADING_TESTS, "links::", "lis
 /// on guests either.
 const NEED_A_TUN_DEVICE: [&str; 4] = ["--skip", "open_vswitch::", "--skip", "point_to_point::"];
 
-/// The argument that selects tests that change settings of the machine too. No other packet test is ignored.
+/// The argument that selects tests that change settings of the machine too. The only other packet test that is ignored,
+/// `process_that_is_killed_at_a_step_of_its_start`, does nothing unless another test runs it.
 pub(super) const IGNORED: &str = "--include-ignored";
 
 /// The suffix of the name of a step whose guest only loads the kernel programs.

@@ -128,6 +128,8 @@ pub struct LinkFacts {
     pub is_closed: bool,
     /// Whether the device has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,
+    /// Whether the device has a `clsact` qdisc.
+    pub has_clsact: bool,
 }
 
 /// The text, for logs and the doctor, that says why a device with an `ingress` qdisc is unsupported before Linux 6.6.

@@ -3,6 +3,7 @@
 //! and programs of other software on the same hooks are not affected.
 
 mod cleanup;
+mod fault_points;
 mod filter_order;
 mod foreign;
 mod foreign_changes;

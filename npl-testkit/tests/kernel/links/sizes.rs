@@ -4,13 +4,14 @@
 use std::fs;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
+use std::time::Instant;
 
 use aya::maps::MapData;
 use aya::util::{KernelVersion, nr_cpus};
 use nix::unistd::{SysconfVar, sysconf};
 use npl_agent::core::model::Family;
 use npl_agent::core::sizes::{MaxFlows, memory_of};
-use npl_agent::datapath::{Datapath, Pins};
+use npl_agent::datapath::{Datapath, Pins, Takeover};
 use npl_common::catalog::{MAPS, MapKind};
 
 use crate::bpffs_pool::BPFFS;
@@ -38,7 +39,7 @@ fn another_number_of_flows_takes_effect_and_keeps_the_entries() {
     }
     assert_eq!((next.tables.flow_count().unwrap(), next.mappings().unwrap()), (before, mappings));
     world.attach(&mut next);
-    assert_eq!(next.remove_predecessors().unwrap(), [0_u32; 0]);
+    assert_eq!(next.remove_predecessors(Instant::now()).unwrap(), Takeover::Complete(Vec::new()));
     let map = |path: &Path| MapData::from_pin(Pins::new(path).map("npl_flow_v4")).unwrap().info().unwrap().id();
     let first = map(&path);
     drop(next);

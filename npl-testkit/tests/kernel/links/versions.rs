@@ -6,33 +6,36 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, Map, MapData};
 use aya_obj::generated::bpf_map_type;
 use npl_agent::core::devices::attachments::filter_handle;
-use npl_agent::core::model::Family;
-use npl_agent::datapath::{Datapath, Pins};
+use npl_agent::core::model::{Family, Protocol};
+use npl_agent::datapath::{Datapath, Pins, Takeover};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS};
 use npl_common::former_names;
 use npl_common::names::{
     ABI_VERSION, MAP_FLOW_V4, MAP_FLOW_V6, MAP_PRE_TC_DEVICE, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_UDP_FLOW_V4,
     MAP_UDP_FLOW_V6, PIN_ROOT, PROG_EGRESS, PROG_INGRESS,
 };
-use npl_testkit::traffic::{Direction, Load, Transfer};
+use npl_testkit::poll;
+use npl_testkit::traffic::{self, Direction, Load, Transfer};
 
+use crate::lab::mapping;
 use crate::world::{World, is_emulated, load_rate};
 
 /// Time limit for a few requests, long enough for an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn version(bpffs: &Path, abi: u32) -> PathBuf {
+pub(super) fn version(bpffs: &Path, abi: u32) -> PathBuf {
     bpffs.join(PIN_ROOT).join(format!("v{abi}"))
 }
 
 /// Renames all pins as if an agent of ABI `abi` had created them.
-fn pretend_to_be(bpffs: &Path, abi: u32) {
+pub(super) fn pretend_to_be(bpffs: &Path, abi: u32) {
     let folder = version(bpffs, abi);
     fs::rename(version(bpffs, ABI_VERSION), &folder).unwrap();
     if abi == 1 {
@@ -63,7 +66,7 @@ fn world(mechanism: Mechanism, abi: u32) -> World {
 
 /// Replaces each of NPL's TC filters on the uplinks by the same program under the handle of ABI `abi`, as if an agent
 /// of that ABI had attached it.
-fn change_handles(world: &World, abi: u32) {
+pub(super) fn change_handles(world: &World, abi: u32) {
     let pins = Pins::new(world.bpffs.path());
     let build = pins.builds().unwrap().remove(0);
     for device in world.uplinks() {
@@ -120,9 +123,20 @@ fn answered(load: &Load) {
     load.wait_for_answers(20, LIMIT).unwrap();
 }
 
-/// Removes the programs and pins of other ABI versions from the Node.
-fn remove_others(world: &World, agent: &mut Datapath) -> Vec<u32> {
-    world.node().run(|| agent.remove_predecessors()).unwrap().unwrap()
+/// Takes over from agents of other ABI versions: detaches their programs for requests, waits until all requests of the
+/// load are answered, and removes the other programs and the pins. Returns the removed versions.
+fn remove_others(world: &World, agent: &mut Datapath, load: &Load) -> Vec<u32> {
+    let now = Instant::now();
+    let mut remove = |at| world.node().run(|| agent.remove_predecessors(at)).unwrap().unwrap();
+    match remove(now) {
+        Takeover::Complete(versions) => versions,
+        Takeover::AwaitsReplies { until } => {
+            assert_eq!(remove(now), Takeover::AwaitsReplies { until });
+            load.replace(world.load_requests());
+            let Takeover::Complete(versions) = remove(until) else { panic!("the takeover is not complete") };
+            versions
+        }
+    }
 }
 
 fn flows(datapath: &Datapath) -> usize {
@@ -155,9 +169,9 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     assert!(copied > 0, "no conntrack entry of ABI 1 was copied");
     world.attach(&mut next);
     answered(&requests);
-    assert_eq!(remove_others(&world, &mut next), [1]);
+    assert_eq!(remove_others(&world, &mut next, &requests), [1]);
     assert!(!version(world.bpffs.path(), 1).exists(), "the pins of ABI 1 are left");
-    assert_eq!(remove_others(&world, &mut next), [0_u32; 0]);
+    assert_eq!(remove_others(&world, &mut next, &requests), [0_u32; 0]);
     answered(&requests);
     assert_eq!(requests.stop().failures, []);
     upload.join().unwrap();
@@ -168,6 +182,52 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     assert!(totals.request_packets > 0, "the next agent's programs must translate");
     world.datapath = Some(next);
     world.assert_answers();
+}
+
+/// The protocol and ports of a server that answers only when the test tells it to.
+const SLOW: (Protocol, u16, u16) = (Protocol::Udp, 61_005, 9090);
+
+/// A server may answer a request after the takeover. Only the programs of ABI 1 have an entry of the request.
+fn answer_after_takeover(mechanism: Mechanism) {
+    let mut world = world(mechanism, 1);
+    let ((protocol, node_port, port), pod) = (SLOW, world.pod().addresses.v4);
+    let (frontend, backend) = mapping(protocol, node_port, (pod, port).into(), 1);
+    world.datapath().upsert_mapping(frontend, backend).unwrap();
+    world.datapath = None;
+    pretend_to_be(world.bpffs.path(), 1);
+    let server = world.pod().netns.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))).unwrap().unwrap();
+    let client = traffic::udp_socket(world.client(), (world.node_ip(), node_port).into(), true).unwrap();
+    for socket in [&server, &client] {
+        socket.set_read_timeout(Some(poll::extended(LIMIT))).unwrap();
+    }
+    let mut buffer = [0; 16];
+    client.send(b"question").unwrap();
+    let (_, source) = poll::uninterrupted(|| server.recv_from(&mut buffer)).unwrap();
+
+    let mut next = open_next(&world, mechanism);
+    // Writes the endpoints of the copied mappings.
+    next.mappings().unwrap();
+    world.attach(&mut next);
+    let now = Instant::now();
+    let mut remove = |at| world.node().run(|| next.remove_predecessors(at)).unwrap().unwrap();
+    let Takeover::AwaitsReplies { until } = remove(now) else { panic!("the programs for replies were removed") };
+    assert_eq!(remove(now), Takeover::AwaitsReplies { until });
+    server.send_to(b"answer", source).unwrap();
+    let length = poll::uninterrupted(|| client.recv(&mut buffer)).unwrap();
+    assert_eq!(&buffer[..length], b"answer");
+    assert_eq!(remove(until), Takeover::Complete(vec![1]));
+    assert_no_other_filters(&world, &next);
+    world.assert_answers();
+}
+
+#[test]
+fn answer_to_a_request_of_before_the_takeover_is_translated() {
+    answer_after_takeover(Mechanism::Preferred);
+}
+
+#[test]
+fn answer_to_a_request_of_before_the_takeover_by_filters_is_translated() {
+    answer_after_takeover(Mechanism::Filters);
 }
 
 /// The maps of a later version may have another layout, so the agent copies no entries from them. The later version's
@@ -186,7 +246,7 @@ fn roll_back_from_a_later_abi(mechanism: Mechanism) {
     answered(&requests);
     assert!(next.upsert_mappings(&mappings).is_empty());
     answered(&requests);
-    assert_eq!(remove_others(&world, &mut next), [ABI_VERSION + 1]);
+    assert_eq!(remove_others(&world, &mut next, &requests), [ABI_VERSION + 1]);
     answered(&requests);
     assert_eq!(requests.stop().failures, []);
     upload.join().unwrap();
@@ -236,7 +296,7 @@ fn conntrack_entries_move_to_a_map_of_another_size() {
     assert_eq!(flows(&next), before, "the new map must contain all conntrack entries of the map with another size");
     world.datapath = Some(next);
     assert_eq!(world.datapath().mappings().unwrap(), mappings);
-    assert_eq!(world.datapath().remove_predecessors().unwrap(), [0_u32; 0]);
+    assert_eq!(world.datapath().remove_predecessors(Instant::now()).unwrap(), Takeover::Complete(Vec::new()));
     assert!(!pins.version().join("replaced").exists(), "the former map is left");
 }
 
