@@ -86,7 +86,7 @@ fn of_two_pods_that_request_one_node_port_the_first_keeps_it_and_the_second_gets
     assert_eq!(served_at(&world, "web-0", "web-0"), [REQUESTED; 2]);
 }
 
-/// A Pod of a StatefulSet is deleted and created again with the same name and requests. A client of the deleted Pod
+/// A Pod of a `StatefulSet` is deleted and created again with the same name and requests. A client of the deleted Pod
 /// still uses its node port.
 #[test]
 fn a_successor_in_the_quarantine_gets_another_node_port_and_an_event() {
