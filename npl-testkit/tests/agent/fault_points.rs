@@ -95,7 +95,7 @@ fn rename_build(pins: &Path) {
 }
 
 /// Returns node port, protocol, and Pod address of each mapping in the kernel.
-fn mappings(world: &World) -> Vec<String> {
+pub(crate) fn mappings(world: &World) -> Vec<String> {
     let of =
         |mapping: &serde_json::Value| ["nodePort", "protocol", "podIp"].map(|key| mapping[key].to_string()).join(" ");
     world.kernel_mappings().iter().map(of).collect()

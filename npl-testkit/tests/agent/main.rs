@@ -43,6 +43,7 @@ mod restart;
 mod selector;
 mod soak;
 mod sources;
+mod takeover;
 mod unnumbered;
 mod upgrade;
 mod views;
