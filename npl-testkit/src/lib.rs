@@ -53,6 +53,7 @@ pub mod real_cluster;
 pub mod residue;
 pub mod rtnl;
 pub mod run;
+pub mod terminal;
 pub mod test_run;
 pub mod tools;
 pub mod topology;
