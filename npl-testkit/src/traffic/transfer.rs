@@ -79,6 +79,11 @@ impl Transfer {
         !self.thread.is_finished()
     }
 
+    /// Whether the transfer has ended before all bytes were transferred.
+    pub fn is_interrupted(&self) -> bool {
+        !self.is_running() && self.moved() < self.bytes
+    }
+
     /// Waits until at least `share` (0 to 1) of the bytes are transferred, or until the transfer has ended.
     pub fn wait_for_share(&self, share: f64, limit: Duration) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "a share of a few MiB")]
