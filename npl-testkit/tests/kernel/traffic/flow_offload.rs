@@ -8,6 +8,7 @@ use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 
+use super::firewall::assert_no_packet_is_invalid;
 use super::redirect::redirected_over_a_bridge;
 use crate::world::{World, is_emulated};
 
@@ -87,8 +88,7 @@ pub(super) fn assert_most_packets_bypass_the_stack(mut world: World) {
     world.follow(Forwarding::Stack);
     let in_stack_mode = forwarded_for_transfers(&world);
     assert!(offloaded > 0 && offloaded * 4 < in_stack_mode, "{offloaded} packets instead of {in_stack_mode}");
-    let [invalid, rst, fin] = ["invalid", "invalid_rst", "invalid_fin"].map(|counter| counted(&world, counter));
-    assert_eq!(invalid, 0, "of which {rst} RST and {fin} FIN segments");
+    assert_no_packet_is_invalid(&world);
 }
 
 #[test]
@@ -177,5 +177,5 @@ fn with_strict_conntrack_the_stack_forwards_every_packet() {
     world.follow(Forwarding::Offload);
     assert_eq!(world.datapath().redirected().unwrap().len(), 2);
     forwarded_for_transfers(&world);
-    assert_eq!(counted(&world, "invalid"), 0);
+    assert_no_packet_is_invalid(&world);
 }
