@@ -31,7 +31,8 @@ const RATE: u32 = 500;
 pub(crate) struct Under {
     /// The delay until the balancer applies changes of its members.
     pub(crate) delay: Duration,
-    /// Whether requests over IPv6 may be lost if the [`Control`] loses some, too.
+    /// Whether requests over IPv6 may be lost, because the event loses them without NPL as well. The [`Control`] shows
+    /// these losses.
     pub(crate) may_lose_ipv6: bool,
 }
 
@@ -83,14 +84,14 @@ impl Under {
     }
 }
 
-/// Returns the number of requests over IPv6 that the CNI lost: none if the control lost none.
+/// Returns the number of lost requests over IPv6, and prints the losses of the control. Felix deletes a route for a
+/// short time, so the control may lose no request although the load loses one.
 fn losses_of_the_cni(control: Control, report: &Report) -> u64 {
     let counts = control.stop();
     println!("    to the Pods' own addresses, without NPL, over IPv4 and IPv6: {counts:?}");
     assert!(counts.sent.iter().all(|sent| *sent > 0), "the control must send requests of both families: {counts:?}");
-    let [lost_v4, lost_v6] = counts.lost;
-    assert_eq!(lost_v4, 0, "the control must lose no request over IPv4");
-    if lost_v6 > 0 { report.count_in(Kind::Lost, true) } else { 0 }
+    assert_eq!(counts.lost[0], 0, "the control must lose no request over IPv4");
+    report.count_in(Kind::Lost, true)
 }
 
 /// Returns the Pods under load that are not terminating.
