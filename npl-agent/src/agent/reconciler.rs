@@ -96,8 +96,6 @@ pub struct Reconciler {
     /// Whether this agent still has to look for programs and maps of earlier agents. Every resync sets the flag again,
     /// so that the agent tries a failed or postponed removal again.
     has_predecessors: bool,
-    /// When the programs of other ABI versions, which still translate replies, can be removed.
-    removal_due: Option<Instant>,
     /// Whether the routes to the Pods must be looked up again, because Pods or devices may have changed since the last
     /// look-up.
     are_routes_due: bool,
@@ -164,7 +162,6 @@ impl Reconciler {
             was_attached: false,
             unattached: BTreeMap::new(),
             has_predecessors: true,
-            removal_due: None,
             are_routes_due: true,
             node_ips: Vec::new(),
             change_log,
@@ -355,7 +352,8 @@ impl Reconciler {
     /// the earlier programs serve. If only an earlier agent's programs serve a device, the agent tries again at the
     /// next resync. The heartbeat ensures that this function is called again when the removal is due.
     fn remove_predecessors(&mut self) {
-        if self.removal_due.is_some_and(|due| Instant::now() < due) || !mem::take(&mut self.has_predecessors) {
+        let now = Instant::now().into_std();
+        if self.executor.datapath.awaits_replies(now) || !mem::take(&mut self.has_predecessors) {
             return;
         }
         let datapath = &mut self.executor.datapath;
@@ -364,7 +362,7 @@ impl Reconciler {
             self.change_log.log_kept_predecessors(&kept_on);
             self.introspection.former_programs_on = kept_on.into_iter().collect();
             if self.introspection.former_programs_on.is_empty() {
-                datapath.remove_predecessors(Instant::now().into_std())
+                datapath.remove_predecessors(now)
             } else {
                 Ok(Takeover::Complete(Vec::new()))
             }
@@ -374,8 +372,8 @@ impl Reconciler {
             Ok(Takeover::Complete(versions)) => {
                 info!(?versions, "removed the programs and maps of other ABI versions");
             }
-            Ok(Takeover::AwaitsReplies { until }) => {
-                (self.has_predecessors, self.removal_due) = (true, Some(until.into()));
+            Ok(Takeover::AwaitsReplies { until: _ }) => {
+                self.has_predecessors = true;
                 info!("detached the programs of other ABI versions that translate requests");
                 // The XDP programs of other versions may have prevented this agent's XDP program from being attached.
                 // The next survey of the network tries to attach this agent's XDP program again.

@@ -120,6 +120,12 @@ impl Datapath {
         if self.has_predecessors { predecessor::devices(&self.hooks.pins) } else { Ok(BTreeSet::new()) }
     }
 
+    /// Whether programs of predecessors still have to translate replies, so that [`Self::remove_predecessors`] would remove
+    /// nothing.
+    pub fn awaits_replies(&self, now: Instant) -> bool {
+        self.has_predecessors && self.replies_awaited_until.is_some_and(|until| now < until)
+    }
+
     /// Removes the programs and pins of agents of other ABI versions, in two steps. The first call detaches the programs
     /// that translate requests. The first call after the returned time detaches all other programs and removes the pins.
     /// Between these calls, the earlier programs translate replies to requests that they have translated. After a
@@ -141,7 +147,7 @@ impl Datapath {
             None => predecessor::take_requests(pins, &mut self.tables, now)?,
         };
         self.replies_awaited_until = Some(until);
-        if now < until {
+        if self.awaits_replies(now) {
             return Ok(Takeover::AwaitsReplies { until });
         }
         let removed = predecessor::remove(pins)?;

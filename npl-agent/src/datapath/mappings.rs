@@ -187,7 +187,7 @@ impl MappingWriter {
             .map(|(frontend, entry)| (sender(&entry.backend, frontend.protocol), endpoint(entry)))
             .collect();
         let result = self.reuse_endpoints(tables, family, &endpoints.keys().copied().collect());
-        let result = result.and_then(|()| announce_udp(tables, &entries.keys().collect::<Vec<_>>()));
+        let result = result.and_then(|()| self.announce_udp(tables, entries.keys()));
         let maps = tables.family_mut(family);
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
@@ -221,7 +221,7 @@ impl MappingWriter {
         let new = Entry { backend, stats_index };
         let sender = sender(&backend, frontend.protocol);
         self.reuse_endpoints(tables, frontend.family, &BTreeSet::from([sender]))?;
-        announce_udp(tables, &[&frontend])?;
+        self.announce_udp(tables, [&frontend])?;
         write_endpoint(tables, sender, endpoint(&new))?;
         tables.family_mut(frontend.family).set_mapping(frontend, &new)?;
         tables.begin_epoch()?;
@@ -263,7 +263,9 @@ impl MappingWriter {
         tables.begin_epoch()?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
         self.remove_known(tables, frontend)?;
-        tables.set_no_udp_mappings(self.udp_mappings == 0)?;
+        if frontend.protocol == Protocol::Udp && self.udp_mappings == 0 {
+            tables.set_no_udp_mappings(true)?;
+        }
         if let Some(index) = stats_index {
             tables.move_stats_to_shared(index, frontend.family)?;
             self.free_stats(index);
@@ -320,6 +322,17 @@ impl MappingWriter {
         pods
     }
 
+    /// Clears the flag [`FLAG_NO_UDP_MAPPINGS`](npl_common::config::FLAG_NO_UDP_MAPPINGS) if one of `frontends`, which
+    /// are about to be written, is the first one with the protocol UDP.
+    fn announce_udp<'a, I>(&self, tables: &mut Tables, frontends: I) -> Result<(), DatapathError>
+    where
+        I: IntoIterator<Item = &'a Frontend>,
+    {
+        let is_first =
+            self.udp_mappings == 0 && frontends.into_iter().any(|frontend| frontend.protocol == Protocol::Udp);
+        if is_first { tables.set_no_udp_mappings(false) } else { Ok(()) }
+    }
+
     fn insert_known(&mut self, frontend: Frontend, entry: Entry) {
         self.used_stats.insert(entry.stats_index);
         self.frontends_of.entry(sender(&entry.backend, frontend.protocol)).or_default().insert(frontend);
@@ -367,15 +380,6 @@ impl MappingWriter {
         tables.move_stats_to_shared(index, family)?;
         Ok(index)
     }
-}
-
-/// Clears the flag [`FLAG_NO_UDP_MAPPINGS`](npl_common::config::FLAG_NO_UDP_MAPPINGS) if one of `frontends`, which are
-/// about to be written, has the protocol UDP.
-fn announce_udp(tables: &mut Tables, frontends: &[&Frontend]) -> Result<(), DatapathError> {
-    if frontends.iter().any(|frontend| frontend.protocol == Protocol::Udp) {
-        tables.set_no_udp_mappings(false)?;
-    }
-    Ok(())
 }
 
 fn write_endpoint(tables: &mut Tables, sender: Sender, value: Endpoint) -> Result<(), DatapathError> {
