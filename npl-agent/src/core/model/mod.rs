@@ -5,6 +5,7 @@
 //! The core does not depend on the types of the Kubernetes API.
 
 pub mod last;
+mod list_entry;
 pub mod namespaces;
 pub mod node_port_requests;
 pub mod observed;

@@ -3,14 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{NodePort, PodPort, Protocol};
+use super::{NodePort, PodPort, Protocol, list_entry};
 
 /// The maximum number of entries of an annotation that are read. The agent ignores further entries.
 pub const MAX_REQUESTS: usize = 64;
 /// The maximum length of the annotation's value in bytes. The agent ignores a longer value.
 pub const MAX_REQUEST_BYTES: usize = 4096;
-/// The maximum number of characters of a faulty entry that a message shows; the rest of the entry is cut off.
-const SHOWN_CHARS: usize = 48;
 
 /// The node ports that a Pod's annotation requests, and the first fault of the annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -58,8 +56,7 @@ impl NodePortRequests {
             requests.add_fault(1, text, RequestFaultKind::TooLong);
             return requests;
         }
-        let entries = (1..).zip(text.split(',').map(str::trim)).filter(|(_, entry)| !entry.is_empty());
-        for (count, (position, entry)) in entries.enumerate() {
+        for (count, (position, entry)) in list_entry::entries(text).enumerate() {
             let added = if count < MAX_REQUESTS { requests.add(entry) } else { Err(RequestFaultKind::TooMany) };
             if let Err(kind) = added {
                 requests.add_fault(position, entry, kind);
@@ -106,8 +103,7 @@ impl NodePortRequests {
         if let Some(first) = &mut self.fault {
             first.others += 1;
         } else {
-            let entry = entry.chars().take(SHOWN_CHARS).collect();
-            self.fault = Some(RequestFault { position, entry, kind, others: 0 });
+            self.fault = Some(RequestFault { position, entry: list_entry::excerpt(entry), kind, others: 0 });
         }
     }
 }
@@ -121,11 +117,9 @@ fn read_entry(entry: &str) -> Option<(PodPort, Option<Protocol>, NodePort)> {
     Some((PodPort(read_port(pod_port)?), protocol, NodePort(read_port(node_port)?)))
 }
 
-/// Parses a port number from 1 to 65535: digits without a leading zero or sign. A number in any other spelling is
-/// likely a mistake.
+/// Parses a port number from 1 to 65535.
 fn read_port(text: &str) -> Option<u16> {
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0');
-    if is_number { text.parse().ok() } else { None }
+    list_entry::number(text).filter(|port| *port != 0)
 }
 
 #[cfg(test)]

@@ -8,12 +8,10 @@ use std::{
     str::FromStr,
 };
 
-use super::{Backend, Family};
+use super::{Backend, Family, list_entry};
 
 /// The maximum number of ranges that are enforced for one Service. The agent ignores further ranges of the list.
 pub const MAX_RANGES: usize = 256;
-/// The maximum number of characters of an unparsable list entry that a message shows; the rest of the entry is cut off.
-const SHOWN_CHARS: usize = 48;
 
 /// A CIDR range of source addresses. Bits after the prefix are zero, so that equal ranges have one representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,7 +79,7 @@ impl SourceRange {
     /// because packets from these addresses are IPv4 packets.
     pub(super) fn read(text: &str) -> Option<Self> {
         let (ip, length) = match text.split_once('/') {
-            Some((ip, length)) => (ip, Some(read_length(length)?)),
+            Some((ip, length)) => (ip, Some(list_entry::number::<u8>(length)?)),
             None => (text, None),
         };
         match ip.parse().ok()? {
@@ -92,13 +90,6 @@ impl SourceRange {
             ip @ IpAddr::V4(_) => Self::new(ip, length.unwrap_or(32)),
         }
     }
-}
-
-/// Parses a prefix length: digits without a leading zero or sign. A prefix length in any other spelling is likely a
-/// mistake.
-fn read_length(text: &str) -> Option<u8> {
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    if is_number { text.parse().ok() } else { None }
 }
 
 impl fmt::Display for SourceRange {
@@ -204,8 +195,7 @@ impl AllowList {
     pub fn read(text: &str) -> Self {
         let mut ranges = BTreeSet::new();
         let mut list = Self::ABSENT;
-        let entries = (1..).zip(text.split(',').map(str::trim)).filter(|(_, entry)| !entry.is_empty());
-        for (position, entry) in entries {
+        for (position, entry) in list_entry::entries(text) {
             if let Some(range) = SourceRange::read(entry) {
                 if ranges.len() < MAX_RANGES {
                     ranges.insert(range);
@@ -215,8 +205,7 @@ impl AllowList {
             } else if let Some(first) = &mut list.unreadable {
                 first.others += 1;
             } else {
-                let entry = entry.chars().take(SHOWN_CHARS).collect();
-                list.unreadable = Some(Unreadable { position, entry, others: 0 });
+                list.unreadable = Some(Unreadable { position, entry: list_entry::excerpt(entry), others: 0 });
             }
         }
         Self { sources: ranges.into_iter().collect(), ..list }

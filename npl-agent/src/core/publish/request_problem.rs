@@ -157,8 +157,8 @@ impl fmt::Display for Obstacle {
             ),
             Self::Exposed(host_port) => write!(
                 f,
-                "because the pod port is published with its host port {host_port}: remove the request, or the pod's hostPort or \
-                 hostNetwork"
+                "because the pod port is published with its host port {host_port}: remove the request, or the pod's \
+                 hostPort or hostNetwork"
             ),
             Self::Allocated => f.write_str(
                 "because the pod port already has another node port, which a request does not change: delete \

@@ -120,7 +120,8 @@ impl Assignment<'_> {
     /// port of the Pod gets this node port by chance.
     fn claim_wanted(&mut self) {
         let mut wanted: Vec<_> = self.wanted.ports.clone().into_iter().collect();
-        wanted.sort_by_key(|(port, _)| (self.requested(*port).is_none(), *port));
+        // The sort is stable: ports with equal keys stay in the order of the map.
+        wanted.sort_by_cached_key(|(port, _)| self.requested(*port).is_none());
         for (port, exposure) in wanted {
             match exposure {
                 Exposure::HostPort(node_port) => {

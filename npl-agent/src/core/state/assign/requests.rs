@@ -15,6 +15,9 @@ impl Assignment<'_> {
     /// Returns the node port that is requested for a Pod port. With `--protocol-pairing=merged`, the request of
     /// the first protocol applies to all protocols of the Pod port.
     pub(super) fn requested(&self, port: WantedPort) -> Option<NodePort> {
+        if self.pod.requests.is_empty() {
+            return None;
+        }
         let mut protocols = self.group(port);
         protocols.sort_unstable();
         protocols.into_iter().find_map(|protocol| self.own_request(WantedPort { protocol, ..port }))
