@@ -21,6 +21,7 @@
 
 pub use npl_echo::{interrupt, poll, reaper};
 
+pub mod abi;
 pub mod agent;
 pub mod antrea;
 pub mod api_client;
@@ -43,6 +44,7 @@ pub mod maps;
 pub mod meter;
 pub mod mounts;
 pub mod netns;
+pub mod node_state;
 pub mod open_vswitch;
 pub mod packet;
 pub mod process;
@@ -53,6 +55,7 @@ pub mod real_cluster;
 pub mod residue;
 pub mod rtnl;
 pub mod run;
+pub mod strace;
 pub mod terminal;
 pub mod test_run;
 pub mod tools;

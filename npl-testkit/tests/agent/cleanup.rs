@@ -9,11 +9,12 @@ use std::process::Command;
 use aya::maps::{HashMap, MapData};
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
+use npl_testkit::node_state::{self, State, add_tree, assert_same};
+use npl_testkit::strace::{self, Call};
 use npl_testkit::tools;
 use npl_testkit::topology::MASQUERADE;
 
-use crate::fault_points::{FaultPoint, MODES, number_of_points, points_of, spread, strace_arguments, traced};
-use crate::node_state::{self, State, add_tree, difference};
+use crate::fault_points::{MODES, number_of_points, points_of, spread, traced};
 use crate::world::World;
 
 /// A rule by which packets with a mark use the table `main`, so that the agent marks connections (see the tests
@@ -35,11 +36,11 @@ fn state(world: &World, cgroup: &ClientCgroup) -> State {
         "bpftool net show",
         "ip -details link show",
     ];
-    let mut state = node_state::of_network(node, &further.map(str::to_owned));
+    let mut state = node_state::of_network(node, &further.map(str::to_owned)).unwrap();
     let mut show = Command::new("bpftool");
     let attached = tools::output(show.args(["cgroup", "show"]).arg(cgroup.path())).unwrap();
     state.insert("programs of the cgroup".to_owned(), attached);
-    add_tree(world.bpffs.path(), &mut state);
+    add_tree(world.bpffs.path(), &mut state).unwrap();
     node.run(|| add_sysctls(Path::new("/proc/sys/net"), &mut state)).unwrap();
     state
 }
@@ -58,12 +59,6 @@ fn add_sysctls(folder: &Path, state: &mut State) {
     }
 }
 
-#[track_caller]
-fn assert_same(before: &State, after: &State, stage: &str) {
-    let differing = difference(before, after);
-    assert!(differing.is_empty(), "{stage}:\n{differing}");
-}
-
 /// Runs the dry run, which must change nothing, and then the cleanup.
 #[track_caller]
 fn clean_up(world: &World, cgroup: &ClientCgroup, stage: &str) {
@@ -78,7 +73,7 @@ fn clean_up(world: &World, cgroup: &ClientCgroup, stage: &str) {
 }
 
 /// Starts an agent that is killed at a system call. Returns whether the agent was killed before it was ready.
-fn is_killed_at(point: &FaultPoint, options: Options, trace: &Path) -> bool {
+fn is_killed_at(point: &Call, options: Options, trace: &Path) -> bool {
     let mut victim = Agent::launch(traced(options, trace, &point.injection())).unwrap();
     let is_killed = victim.wait_until_ready().is_err();
     if !is_killed {
@@ -92,7 +87,7 @@ fn traced_cleanup(world: &World, trace: &Path, further: &[String]) -> Command {
     let options = world.agent_options(&[]);
     let mut command = options.netns.command("strace").unwrap();
     command
-        .args(strace_arguments(trace, further))
+        .args(strace::arguments(trace, further))
         .arg(&options.binary)
         .args(["cleanup", "--bpffs"])
         .arg(&options.bpffs);

@@ -3,14 +3,13 @@
 //! detaching. The datapath translates in every state that a killed agent leaves behind, and the next agent completes
 //! the start.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use npl_common::names::PROGRAM_DIR;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::echo::Protocol;
-use npl_testkit::extent;
+use npl_testkit::strace::{self, Call};
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::restart::writes;
@@ -24,63 +23,25 @@ const POINTS: usize = 3;
 
 /// The number of points at which a test kills processes.
 pub(crate) fn number_of_points() -> usize {
-    extent::number("NPL_FAULT_POINTS").unwrap().map_or(POINTS, |number| usize::try_from(number).unwrap())
+    strace::number_of_kills(POINTS).unwrap()
 }
-
-/// The system calls at which an agent is killed: those that change maps, programs, links and pins, and those that send
-/// netlink requests. `sendto` also sends requests to the API server.
-const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
 
 /// The forwarding modes of successive starts, so that each start also changes the programs of devices.
 pub(crate) const MODES: [&str; 3] = ["stack", "redirect", "offload"];
 
-/// A system call of an agent's start: its name, and its position among all calls with this name of one thread.
-#[derive(Clone, Debug)]
-pub(crate) struct FaultPoint {
-    pub(crate) name: String,
-    pub(crate) position: usize,
-}
-
-impl FaultPoint {
-    /// The arguments with which strace kills a process at this system call.
-    pub(crate) fn injection(&self) -> [String; 2] {
-        let Self { name, position } = self;
-        ["-e".to_owned(), format!("inject={name}:signal=KILL:when={position}")]
-    }
-}
-
-/// Returns strace's arguments ahead of the program: trace [`SYSTEM_CALLS`] into a file, and do what `further` says.
-pub(crate) fn strace_arguments(trace: &Path, further: &[String]) -> Vec<String> {
-    let fixed = ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e"].map(str::to_owned);
-    [&fixed[..], &[format!("trace={SYSTEM_CALLS}")], further].concat()
-}
-
 /// Options of an agent that runs under strace. The tracer is a grandchild (`-D`), so that the process is the agent.
 pub(crate) fn traced(mut options: Options, trace: &Path, further: &[String]) -> Options {
-    options.wrapper = [&["strace", "-D"].map(str::to_owned)[..], &strace_arguments(trace, further)].concat();
+    options.wrapper = [&["strace", "-D"].map(str::to_owned)[..], &strace::arguments(trace, further)].concat();
     options
 }
 
-/// Returns the system calls of a start, from strace's output: `PID NAME(...`.
-pub(crate) fn points_of(trace: &Path) -> Vec<FaultPoint> {
-    let text = fs::read_to_string(trace).unwrap();
-    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    let calls = text.lines().filter_map(|line| {
-        let (pid, call) = line.split_once(' ')?;
-        let (name, _) = call.trim_start().split_once('(')?;
-        SYSTEM_CALLS.split(',').any(|known| known == name).then_some((pid, name))
-    });
-    calls
-        .map(|(pid, name)| {
-            let position = counts.entry((pid, name)).or_default();
-            *position += 1;
-            FaultPoint { name: name.to_owned(), position: *position }
-        })
-        .collect()
+/// Returns the system calls of a start, from strace's output.
+pub(crate) fn points_of(trace: &Path) -> Vec<Call> {
+    strace::calls(&fs::read_to_string(trace).unwrap())
 }
 
 /// Returns `count` system calls at equal distances.
-pub(crate) fn spread(calls: &[FaultPoint], count: usize) -> Vec<FaultPoint> {
+pub(crate) fn spread(calls: &[Call], count: usize) -> Vec<Call> {
     (0..count).map(|index| calls[calls.len() * (2 * index + 1) / (2 * count)].clone()).collect()
 }
 

@@ -33,7 +33,6 @@ mod main_job;
 mod monitoring;
 mod namespaces;
 mod node_networks;
-mod node_state;
 mod packet_trace;
 mod recipes;
 mod redirect;

@@ -2,10 +2,7 @@
 //! Kills agents while they take over from ABI 1. The kernel tests `links::fault_points` kill at more steps, but do not
 //! run the whole agent.
 
-use std::fs;
-
-use npl_common::former_names;
-use npl_common::names::PIN_ROOT;
+use npl_testkit::abi::{pretend_to_be, version};
 use npl_testkit::agent::Agent;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
@@ -17,15 +14,6 @@ use crate::world::{LIMIT, World};
 
 const MIB: u64 = 1024 * 1024;
 const PODS: [&str; 2] = ["web-0", "web-1"];
-
-/// Renames all pins as if an agent of ABI 1 had created them.
-fn become_abi_1(world: &World) {
-    let former = world.bpffs.path().join(PIN_ROOT).join("v1");
-    fs::rename(world.pins(), &former).unwrap();
-    for (today, name) in former_names::ABI_1 {
-        fs::rename(former.join(today), former.join(name)).unwrap();
-    }
-}
 
 #[test]
 fn agents_killed_at_any_step_of_a_takeover_from_abi_1_lose_no_traffic_and_the_next_agent_completes_it() {
@@ -49,7 +37,7 @@ fn agents_killed_at_any_step_of_a_takeover_from_abi_1_lose_no_traffic_and_the_ne
     };
 
     world.agent().kill().unwrap();
-    become_abi_1(&world);
+    pretend_to_be(world.bpffs.path(), 1).unwrap();
     for point in spread(&calls, number_of_points()) {
         let mut victim = Agent::launch(traced(world.agent_options(&[]), &trace, &point.injection())).unwrap();
         // A call that another thread makes this time may not be reached; the agent is then killed when it is ready.
@@ -62,10 +50,10 @@ fn agents_killed_at_any_step_of_a_takeover_from_abi_1_lose_no_traffic_and_the_ne
     world.wait_for_log("detached the programs of other ABI versions that translate requests");
     world.agent().kill().unwrap();
     answered("killed while the programs of ABI 1 translated replies");
-    assert!(world.bpffs.path().join(PIN_ROOT).join("v1").exists());
+    assert!(version(world.bpffs.path(), 1).exists());
 
     world.start_agent(&[]);
-    let is_alone = || (!world.bpffs.path().join(PIN_ROOT).join("v1").exists()).then_some(());
+    let is_alone = || (!version(world.bpffs.path(), 1).exists()).then_some(());
     poll::until("the removal of the pins of ABI 1", LIMIT, is_alone).unwrap();
     answered("after the takeover");
     assert_eq!(mappings(&world), mapped);

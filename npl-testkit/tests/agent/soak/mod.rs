@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
+use npl_testkit::node_state::State;
 use npl_testkit::topology::MASQUERADE;
 use npl_testkit::traffic::{Direction, Load, Request, Transfer};
 use npl_testkit::{extent, poll, run};
@@ -20,7 +21,6 @@ use serde_json::json;
 
 use self::churn::{Churn, Restarts};
 use crate::families::{create_dual_stack_pod, set_service};
-use crate::node_state::State;
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
 /// The duration of the changes if `NPL_SOAK` is unset.

@@ -10,9 +10,9 @@ use std::time::Duration;
 use aya::maps::{MapData, MapType};
 use aya::programs::{loaded_links, loaded_programs};
 use npl_common::names::{MAP_NODE_ADDRESS_BY_INDEX_V4, MAP_NODE_ADDRESS_BY_INDEX_V6, MAP_STATS, PIN_ROOT, PINNED_MAPS};
+use npl_testkit::node_state::{self, State, add_tree, difference};
 use npl_testkit::{maps, poll};
 
-use crate::node_state::{self, State, add_tree, difference};
 use crate::world::World;
 
 /// The time limit for the agent to remove the state of removed objects. The longest of the agent's own time limits is
@@ -35,7 +35,7 @@ pub(super) fn of_kernel(world: &World) -> State {
     let filters = ["ingress", "egress"].map(|side| format!("tc filter show dev {uplink} {side}"));
     let mut state = of_bpf(world);
     let further = [&["nft --stateless list ruleset".to_owned()], &filters[..]].concat();
-    state.extend(node_state::of_network(world.topology.node(), &further));
+    state.extend(node_state::of_network(world.topology.node(), &further).unwrap());
     state
 }
 
@@ -66,7 +66,7 @@ fn of_bpf(world: &World) -> State {
     let links = loaded_links().flatten().filter(|link| programs.contains(&link.program_id())).count();
     state.insert("programs".to_owned(), programs.len().to_string());
     state.insert("links".to_owned(), links.to_string());
-    add_tree(&world.bpffs.path().join(PIN_ROOT), &mut state);
+    add_tree(&world.bpffs.path().join(PIN_ROOT), &mut state).unwrap();
     state
 }
 

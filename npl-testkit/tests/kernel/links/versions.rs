@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, Map, MapData};
@@ -19,8 +19,9 @@ use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS};
 use npl_common::former_names;
 use npl_common::names::{
     ABI_VERSION, MAP_FLOW_V4, MAP_FLOW_V6, MAP_PRE_TC_DEVICE, MAP_SCTP_FLOW_V4, MAP_SCTP_FLOW_V6, MAP_UDP_FLOW_V4,
-    MAP_UDP_FLOW_V6, PIN_ROOT, PROG_EGRESS, PROG_INGRESS,
+    MAP_UDP_FLOW_V6, PROG_EGRESS, PROG_INGRESS,
 };
+use npl_testkit::abi::{pretend_to_be, version};
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Load, Transfer};
 
@@ -29,21 +30,6 @@ use crate::world::{World, is_emulated, load_rate};
 
 /// Time limit for a few requests, long enough for an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
-
-pub(super) fn version(bpffs: &Path, abi: u32) -> PathBuf {
-    bpffs.join(PIN_ROOT).join(format!("v{abi}"))
-}
-
-/// Renames all pins as if an agent of ABI `abi` had created them.
-pub(super) fn pretend_to_be(bpffs: &Path, abi: u32) {
-    let folder = version(bpffs, abi);
-    fs::rename(version(bpffs, ABI_VERSION), &folder).unwrap();
-    if abi == 1 {
-        for (ours, theirs) in former_names::ABI_1 {
-            fs::rename(folder.join(ours), folder.join(theirs)).unwrap();
-        }
-    }
-}
 
 /// How programs are attached: as TCX links if the kernel has TCX (Linux 6.6), or always as filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +146,7 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     let (requests, upload) = load(&world);
     let mappings = world.datapath().mappings().unwrap();
     world.datapath = None;
-    pretend_to_be(world.bpffs.path(), 1);
+    pretend_to_be(world.bpffs.path(), 1).unwrap();
     answered(&requests);
 
     let mut next = open_next(&world, mechanism);
@@ -184,7 +170,7 @@ fn take_over_from_abi_1(mechanism: Mechanism) {
     world.assert_answers();
 }
 
-/// The protocol and ports of a server that answers only when the test tells it to.
+/// Protocol, node port and Pod port of a server whose answers the test itself sends.
 const SLOW: (Protocol, u16, u16) = (Protocol::Udp, 61_005, 9090);
 
 /// A server may answer a request after the takeover. Only the programs of ABI 1 have an entry of the request.
@@ -194,7 +180,7 @@ fn answer_after_takeover(mechanism: Mechanism) {
     let (frontend, backend) = mapping(protocol, node_port, (pod, port).into(), 1);
     world.datapath().upsert_mapping(frontend, backend).unwrap();
     world.datapath = None;
-    pretend_to_be(world.bpffs.path(), 1);
+    pretend_to_be(world.bpffs.path(), 1).unwrap();
     let server = world.pod().netns.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))).unwrap().unwrap();
     let client = traffic::udp_socket(world.client(), (world.node_ip(), node_port).into(), true).unwrap();
     for socket in [&server, &client] {
@@ -238,7 +224,7 @@ fn roll_back_from_a_later_abi(mechanism: Mechanism) {
     let (requests, upload) = load(&world);
     let mappings = world.datapath().mappings().unwrap();
     world.datapath = None;
-    pretend_to_be(world.bpffs.path(), ABI_VERSION + 1);
+    pretend_to_be(world.bpffs.path(), ABI_VERSION + 1).unwrap();
 
     let mut next = open_next(&world, mechanism);
     assert!(next.mappings().unwrap().is_empty() && flows(&next) == 0, "entries of an unknown layout were copied");

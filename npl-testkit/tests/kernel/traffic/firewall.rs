@@ -27,6 +27,11 @@ pub(crate) fn load_rules(world: &World) {
     world.node().nft(MASQUERADE).unwrap();
 }
 
+/// Number of packets that a named counter of the rules has counted.
+pub(super) fn counted(world: &World, counter: &str) -> u64 {
+    world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
+}
+
 /// Asserts that kernel conntrack has classified no packet as invalid, according to the counters of the table `inet
 /// npl_test`.
 ///
@@ -35,8 +40,7 @@ pub(crate) fn load_rules(world: &World) {
 /// without NPL. There may thus be as many invalid RSTs as retransmitted segments.
 #[track_caller]
 pub(super) fn assert_no_packet_is_invalid(world: &World) {
-    let counted = |name: &str| world.node().packets_counted(&format!("inet npl_test {name}")).unwrap();
-    let [invalid, resets] = ["invalid", "invalid_rst"].map(counted);
+    let [invalid, resets] = ["invalid", "invalid_rst"].map(|counter| counted(world, counter));
     let hosts = world.pods.iter().map(|(pod, _)| &pod.netns).chain([world.client()]);
     let resent: u64 = hosts.map(|host| host.counter("Tcp", "RetransSegs").unwrap()).sum();
     let rules = world.node().nft("list table inet npl_test").unwrap();

@@ -8,7 +8,7 @@ use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 
-use super::firewall::assert_no_packet_is_invalid;
+use super::firewall::{assert_no_packet_is_invalid, counted};
 use super::redirect::redirected_over_a_bridge;
 use crate::world::{World, is_emulated};
 
@@ -62,11 +62,6 @@ pub(super) fn offloading() -> World {
     world.follow(Forwarding::Offload);
     assert_eq!(world.datapath().redirected().unwrap().len(), 2, "both addresses of the Pod must be redirected");
     world
-}
-
-/// Number of packets that a named counter of the rules has counted.
-pub(super) fn counted(world: &World, counter: &str) -> u64 {
-    world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
 }
 
 /// Number of packets that the kernel stack forwards for transfers in each direction and family.

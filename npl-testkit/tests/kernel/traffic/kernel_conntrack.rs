@@ -11,7 +11,8 @@ use npl_testkit::echo::Protocol;
 use npl_testkit::traffic::{self, Direction, Transfer, udp_socket};
 use npl_testkit::{poll, tools};
 
-use super::flow_offload::{LIMIT, counted, offloading};
+use super::firewall::counted;
+use super::flow_offload::{LIMIT, offloading};
 use crate::world::{World, is_emulated};
 
 /// Counts packets that kernel conntrack treats as the start of a connection.

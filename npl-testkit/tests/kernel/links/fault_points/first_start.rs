@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::node_state::{State, assert_same};
 use npl_testkit::poll;
 use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
 use super::start::{Mechanism, Start};
 use super::{
-    LIMIT, QDISCS, State, assert_complete, assert_same, fault_points, from_attachment, kill_at_fault_points,
-    number_of_points, perform_in_process, state,
+    LIMIT, QDISCS, assert_complete, fault_points, from_attachment, kill_at_fault_points, number_of_points,
+    perform_in_process, state,
 };
 use crate::world::{POD_PORT, World, is_emulated, load_rate};
 

@@ -9,16 +9,17 @@ mod first_start;
 mod start;
 mod takeover;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::env;
 use std::fmt;
 use std::fs;
 use std::mem;
-use std::path::Path;
 use std::time::Duration;
 
+use npl_testkit::node_state::{State, add_tree, assert_same};
 use npl_testkit::process::Process;
-use npl_testkit::{extent, poll, tools};
+use npl_testkit::strace::{self, Call};
+use npl_testkit::{poll, tools};
 
 use self::start::{PROCESS, START, Start};
 use crate::world::World;
@@ -28,10 +29,6 @@ const LIMIT: Duration = Duration::from_mins(1);
 
 /// The number of processes that a test kills, if `NPL_FAULT_POINTS` does not give another number.
 const POINTS: usize = 5;
-
-/// The system calls that change state which outlives the process, as strace names them. `bpf` changes such state only
-/// with the commands of [`COMMANDS`].
-const SYSTEM_CALLS: &str = "bpf,sendto,rename,unlink,mkdir,rmdir";
 
 /// The commands of the system call `bpf` that change state which outlives the process.
 const COMMANDS: [&str; 8] = [
@@ -48,43 +45,28 @@ const COMMANDS: [&str; 8] = [
 /// A system call at which a process is killed.
 #[derive(Clone, Debug)]
 struct FaultPoint {
-    /// The name of the system call.
-    name: String,
-    /// The position among all calls with this name.
-    position: usize,
-    /// The name of the system call and, for `bpf`, the command.
+    call: Call,
+    /// The name of the system call or, for `bpf`, the command.
     kind: String,
-    /// The call, as strace shows it.
-    call: String,
 }
 
 impl fmt::Display for FaultPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "call {} of {}, `{}`", self.position, self.name, self.call)
+        let Call { name, position, text } = &self.call;
+        write!(f, "call {position} of {name}, `{text}`")
     }
 }
 
-/// Returns the fault points in the output of strace: `PID NAME(ARGUMENTS`.
+/// Returns the fault points in the output of strace: the calls that succeeded and changed state.
 fn fault_points(trace: &str) -> Vec<FaultPoint> {
-    let mut counts = BTreeMap::<(&str, &str), usize>::new();
-    let mut points = Vec::new();
-    for line in trace.lines() {
-        let Some((pid, call)) = line.split_once(' ') else { continue };
-        let Some((name, arguments)) = call.trim_start().split_once('(') else { continue };
-        if !SYSTEM_CALLS.split(',').any(|known| known == name) {
-            continue;
-        }
-        let position = counts.entry((pid, name)).or_default();
-        *position += 1;
+    let point = |call: Call| {
+        let (_, arguments) = call.text.split_once('(')?;
         let command = arguments.split(',').next().unwrap_or_default();
-        let kind = if name == "bpf" { command } else { name };
-        let has_failed = call.contains(") = -1 ");
-        if !has_failed && (name != "bpf" || COMMANDS.contains(&command)) {
-            let (name, kind, call) = (name.to_owned(), kind.to_owned(), call.trim_start().to_owned());
-            points.push(FaultPoint { name, position: *position, kind, call });
-        }
-    }
-    points
+        let kind = if call.name == "bpf" { command } else { &call.name }.to_owned();
+        let is_change = call.name != "bpf" || COMMANDS.contains(&command);
+        (is_change && !call.text.contains(") = -1 ")).then_some(FaultPoint { call, kind })
+    };
+    strace::calls(trace).into_iter().filter_map(point).collect()
 }
 
 /// Returns the indexes of fault points between distinct steps: the first and the middle call of each sequence of calls
@@ -128,10 +110,8 @@ fn perform_in_process(
 ) -> (bool, String) {
     let trace = world.run.file("strace");
     let mut command = world.node().command("strace").unwrap();
-    command.args(["-f", "-qq", "-o"]).arg(&trace).args(["-e", &format!("trace={SYSTEM_CALLS}")]);
-    if let Some(FaultPoint { name, position, .. }) = point {
-        command.args(["-e", &format!("inject={name}:signal=KILL:when={position}")]);
-    }
+    let injection = point.map(|point| point.call.injection());
+    command.args(strace::arguments(&trace, injection.as_ref().map_or(&[], |arguments| arguments)));
     command.arg(env::current_exe().unwrap()).args(["--exact", PROCESS, "--ignored", "--test-threads=1", "--nocapture"]);
     command.env(START, serde_json::to_string(start).unwrap());
     let log = world.run.file("start.log");
@@ -154,7 +134,7 @@ fn perform_in_process(
 
 /// The number of processes that a test kills.
 fn number_of_points() -> usize {
-    extent::number("NPL_FAULT_POINTS").unwrap().map_or(POINTS, |number| usize::try_from(number).unwrap())
+    strace::number_of_kills(POINTS).unwrap()
 }
 
 /// Prints a line, which the test harness shows if the test fails.
@@ -183,13 +163,10 @@ fn kill_at_fault_points(
 /// The command of tc whose output is the part of [`state`] with the uplink's qdiscs.
 const QDISCS: &str = "qdisc show dev eth0";
 
-/// State as text: the name of each part, and its value.
-type State = BTreeMap<String, String>;
-
 /// Returns the state that an agent's start creates. Ids of programs and links are left out.
 fn state(world: &World) -> State {
     let mut state = State::new();
-    add_tree(world.bpffs.path(), world.bpffs.path(), &mut state);
+    add_tree(world.bpffs.path(), &mut state).unwrap();
     let shown = [QDISCS, "filter show dev eth0 ingress", "filter show dev eth0 egress"];
     state.extend(shown.map(|line| (line.to_owned(), without_ids(&world.node().tc(line).unwrap()))));
     state.insert("ip link show".to_owned(), without_ids(&world.node().ip("link show dev eth0").unwrap()));
@@ -197,18 +174,6 @@ fn state(world: &World) -> State {
     let net = tools::output(net.args(["net", "show"])).unwrap();
     state.insert("bpftool net show".to_owned(), without_ids(&net));
     state
-}
-
-/// Adds the pins and directories of a BPF file system.
-fn add_tree(root: &Path, folder: &Path, state: &mut State) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let kind = if path.is_dir() { "directory" } else { "pin" };
-        state.insert(path.strip_prefix(root).unwrap().display().to_string(), kind.to_owned());
-        if path.is_dir() {
-            add_tree(root, &path, state);
-        }
-    }
 }
 
 /// Replaces the number after each word that ends in `id`, because the kernel gives each object a new id.
@@ -220,16 +185,6 @@ fn without_ids(text: &str) -> String {
         words.push(if mem::replace(&mut is_id, has_id) { "*" } else { word });
     }
     words.join(" ")
-}
-
-/// Asserts that two states are the same. A failure shows the parts that differ.
-#[track_caller]
-fn assert_same(expected: &State, found: &State, stage: &str) {
-    let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
-    let differing = names.into_iter().filter(|name| expected.get(*name) != found.get(*name));
-    let part = |name: &String| format!("{name}\n  expected: {:?}\n  found: {:?}", expected.get(name), found.get(name));
-    let differing: Vec<String> = differing.map(part).collect();
-    assert!(differing.is_empty(), "{stage}:\n{}", differing.join("\n"));
 }
 
 /// Performs the start of the next agent. The state, the maps and the configuration must be those of a start that was not
@@ -251,8 +206,8 @@ fn fault_points_are_the_calls_that_change_state() {
     let trace = "7 bpf(BPF_OBJ_GET, {pathname=\"/a\"}, 12) = 3\n7 bpf(BPF_OBJ_PIN, {pathname=\"/a\"}, 12) = 0\n\
                  7 mkdir(\"/b\", 0777) = 0\n7 write(1, \"\", 0) = 0\n7 bpf(BPF_OBJ_PIN, 0x7f, 12) = 0\n";
     let points = fault_points(trace);
-    let shown: Vec<_> = points.iter().map(|point| (point.kind.as_str(), point.position)).collect();
+    let shown: Vec<_> = points.iter().map(|point| (point.kind.as_str(), point.call.position)).collect();
     assert_eq!(shown, [("BPF_OBJ_PIN", 2), ("mkdir", 1), ("BPF_OBJ_PIN", 3)]);
-    let chosen: Vec<_> = chosen(&points, 2).iter().map(|point| point.position).collect();
+    let chosen: Vec<_> = chosen(&points, 2).iter().map(|point| point.call.position).collect();
     assert_eq!(chosen, [2, 3]);
 }

@@ -4,13 +4,14 @@
 use std::mem;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 
+use npl_testkit::abi::{pretend_to_be, version};
 use npl_testkit::echo::Protocol;
 use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
 use super::start::{Mechanism, Start};
 use super::{LIMIT, assert_complete, fault_points, from_attachment, kill_at_fault_points, perform_in_process, state};
-use crate::links::versions::{change_handles, pretend_to_be, version};
+use crate::links::versions::change_handles;
 use crate::world::{NODE_PORT, World, is_emulated, load_rate};
 
 /// The size of a transfer, and its rate in bytes per second, by which the transfer outlasts a takeover.
@@ -104,7 +105,7 @@ fn become_abi_1(world: &World, mechanism: Mechanism) {
     if mechanism == Mechanism::Filters {
         change_handles(world, 1);
     }
-    pretend_to_be(world.bpffs.path(), 1);
+    pretend_to_be(world.bpffs.path(), 1).unwrap();
 }
 
 fn kill_takeovers(mechanism: Mechanism) {
