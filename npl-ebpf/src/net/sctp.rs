@@ -173,8 +173,8 @@ fn heartbeat_hash(ctx: &TcContext, offset: usize, length: usize) -> u32 {
 /// extends beyond the fragment. Returns 0 if none of the first [`MAX_CHUNKS`] chunks extends beyond the fragment.
 ///
 /// The result is correct if the sender itself, not a router, fragmented the packet. A sender limits each chunk to the
-/// path MTU. The sender therefore fragments a packet only if the path MTU has become smaller than a chunk that the
-/// sender has already built, and such a chunk is the last one of its packet.
+/// path MTU. The sender therefore fragments a packet only if the path MTU became smaller after the sender had built a
+/// chunk. The sender adds no further chunk to a packet with such a chunk.
 #[inline(always)]
 pub fn end_of_cut_chunk(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();
